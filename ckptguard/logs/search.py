@@ -60,7 +60,7 @@ def read_log(store: Store, key: str) -> tuple[LogRow, ...]:
     data = _bytes(store, store.stat(key))
     claimed = [reader for reader in _READERS if reader.claims(name)]
     for reader in [*claimed, *(r for r in _READERS if r not in claimed)]:
-        rows = reader.rows(data)
+        rows = tuple(reader.rows(data))
         if rows:
             return rows
     return ()
