@@ -280,7 +280,7 @@ def _keys(at: tuple[str | int, ...]) -> Iterator[str]:
         if isinstance(part, int):
             continue
         found = (
-            [m for m in _models(model.model_fields[part].annotation)] if part in model.model_fields else []
+            list(_models(model.model_fields[part].annotation)) if part in model.model_fields else []
         )
         if not found:
             return

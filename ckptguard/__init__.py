@@ -1,0 +1,1 @@
+"""Checkpoint reliability: audits, restores and proves PyTorch training checkpoints before you resume from them."""

@@ -1,0 +1,1 @@
+"""One sink a file."""

@@ -1,0 +1,1 @@
+"""Rules over metric logs: anomalies, phases, health."""

@@ -1,0 +1,1 @@
+"""The demonstration: a real training, proven, damaged, caught."""

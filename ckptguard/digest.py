@@ -1,0 +1,312 @@
+"""Hash, CRC and value statistics over buffers, all from the same bytes, piece by piece.
+
+A tensor's digest is XXH3-128 over its bytes, or, where it is longer than one piece (1 MiB), over the concatenated
+digests of its pieces: equal bytes give equal digests wherever they lie, and pieces can be hashed in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from isal import isal_zlib
+
+from ckptguard.model import TensorFacts
+
+PIECE = 1 << 20
+BLOCK = 8 << 20
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """How a dtype's bits are laid out: width in bytes, and for floating point the bit pattern of infinity."""
+
+    width: int
+    kind: str  # f: sign and magnitude, i: two's complement, u: unsigned, b: bool, c: complex, x: nothing known
+    infinity: int = 0  # bit pattern of +inf (0: the type has none)
+    nans: tuple[int, ...] = ()  # for types without infinity: the patterns, sign removed, that are NaN
+
+
+DTYPES: dict[str, Bits] = {
+    "float64": Bits(8, "f", 0x7FF0000000000000),
+    "float32": Bits(4, "f", 0x7F800000),
+    "float16": Bits(2, "f", 0x7C00),
+    "bfloat16": Bits(2, "f", 0x7F80),
+    "float8_e5m2": Bits(1, "f", 0x7C),
+    "float8_e4m3fn": Bits(1, "f", 0, (0x7F,)),
+    "float8_e4m3fnuz": Bits(1, "x"),
+    "float8_e5m2fnuz": Bits(1, "x"),
+    "float8_e8m0fnu": Bits(1, "x"),
+    "float4_e2m1fn_x2": Bits(1, "x"),
+    "int64": Bits(8, "i"),
+    "int32": Bits(4, "i"),
+    "int16": Bits(2, "i"),
+    "int8": Bits(1, "i"),
+    "uint64": Bits(8, "u"),
+    "uint32": Bits(4, "u"),
+    "uint16": Bits(2, "u"),
+    "uint8": Bits(1, "u"),
+    "bool": Bits(1, "b"),
+    "complex64": Bits(8, "c"),
+    "complex128": Bits(16, "c"),
+    "complex32": Bits(4, "x"),
+    "qint8": Bits(1, "i"),
+    "quint8": Bits(1, "u"),
+    "qint32": Bits(4, "i"),
+}
+
+_NUMPY = {"float64": np.float64, "float32": np.float32, "float16": np.float16}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element, 0 for a dtype that is not known."""
+    bits = DTYPES.get(dtype)
+    return bits.width if bits else 0
+
+
+# --- values -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Statistics of a run of elements; `+` joins two of them. `squares` is the sum of squares of the finite ones."""
+
+    nan: int = 0
+    inf: int = 0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    squares: float = 0.0
+
+    def __add__(self, other: Values) -> Values:
+        return Values(
+            self.nan + other.nan,
+            self.inf + other.inf,
+            min(self.minimum, other.minimum),
+            max(self.maximum, other.maximum),
+            self.squares + other.squares,
+        )
+
+
+def as_floats(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """The numbers of a flat array of raw elements (unsigned integers of the dtype's width) as floating point."""
+    if dtype in _NUMPY:
+        return raw.view(_NUMPY[dtype])
+    if dtype == "bfloat16":
+        wide = np.empty(raw.size, np.uint32)
+        np.left_shift(raw, 16, out=wide, dtype=np.uint32, casting="unsafe")
+        return wide.view(np.float32)
+    return _float8_table(dtype)[raw]
+
+
+_TABLES: dict[str, np.ndarray] = {}
+
+
+def _float8_table(dtype: str) -> np.ndarray:
+    """All 256 values of an eight-bit float, by the bit layout of its name (OCP FP8, and the FNUZ variants)."""
+    table = _TABLES.get(dtype)
+    if table is None:
+        exponent_bits = int(dtype[8])
+        mantissa_bits = 7 - exponent_bits
+        fnuz = dtype.endswith("fnuz")
+        bias = (1 << (exponent_bits - 1)) - (0 if fnuz else 1)
+        values = []
+        for code in range(256):
+            sign = -1.0 if code & 0x80 else 1.0
+            exponent = (code & 0x7F) >> mantissa_bits
+            mantissa = code & ((1 << mantissa_bits) - 1)
+            top = (1 << exponent_bits) - 1
+            if fnuz:
+                special = code == 0x80
+                infinite = False
+            elif dtype.endswith("fn"):
+                special = (code & 0x7F) == 0x7F
+                infinite = False
+            else:
+                special = exponent == top and mantissa != 0
+                infinite = exponent == top and mantissa == 0
+            if special:
+                values.append(math.nan)
+            elif infinite:
+                values.append(sign * math.inf)
+            elif exponent == 0:
+                values.append(sign * math.ldexp(mantissa, 1 - bias - mantissa_bits))
+            else:
+                values.append(sign * math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits))
+        table = _TABLES[dtype] = np.array(values, np.float32)
+    return table
+
+
+def values_of(buffer: Buffer, dtype: str) -> Values:
+    """Statistics of a buffer of whole elements. Unknown dtypes give empty statistics."""
+    bits = DTYPES.get(dtype)
+    if bits is None or bits.kind == "x" or not len(buffer):
+        return Values()
+    if bits.kind == "c":
+        half = "float32" if bits.width == 8 else "float64"
+        return values_of(buffer, half)
+    raw = np.frombuffer(buffer, _UNSIGNED[bits.width])
+    if bits.kind != "f":
+        numbers = raw.view(_SIGNED[bits.width]) if bits.kind == "i" else raw
+        return Values(minimum=float(numbers.min()), maximum=float(numbers.max()))
+    return _float_values(raw, dtype, bits)
+
+
+def _float_values(raw: np.ndarray, dtype: str, bits: Bits) -> Values:
+    """Extremes by integer comparison: of sign-and-magnitude numbers the order is that of their bit patterns, which
+    vectorises at memory speed and cannot be misled by NaN."""
+    sign = 1 << (8 * bits.width - 1)
+    largest = int(raw.max())
+    signed_largest = int(raw.view(_SIGNED[bits.width]).max())
+    worst = max(largest & (sign - 1) if largest >= sign else 0, signed_largest if signed_largest >= 0 else 0)
+    limit = bits.infinity or min(bits.nans)
+    if worst >= limit:
+        return _float_values_slowly(raw, dtype)
+    if largest >= sign:
+        low = largest
+    else:
+        low = int(raw.min())
+    high = signed_largest if signed_largest >= 0 else int(raw.min())
+    ends = as_floats(np.array([low, high], raw.dtype), dtype)
+    numbers = as_floats(raw, dtype)
+    if dtype == "float16":
+        numbers = numbers.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = float(np.dot(numbers, numbers))
+    if not math.isfinite(squares):  # too large for the type's own sum
+        wide = numbers.astype(np.float64)
+        squares = float(np.dot(wide, wide))
+    return Values(0, 0, float(ends[0]), float(ends[1]), squares)
+
+
+def _float_values_slowly(raw: np.ndarray, dtype: str) -> Values:
+    numbers = as_floats(raw, dtype).astype(np.float64)
+    nan = int(np.isnan(numbers).sum())
+    inf = int(np.isinf(numbers).sum())
+    finite = numbers[np.isfinite(numbers)]
+    if not finite.size:
+        return Values(nan, inf)
+    return Values(nan, inf, float(finite.min()), float(finite.max()), float(np.dot(finite, finite)))
+
+
+# --- digests ------------------------------------------------------------------------------------------
+
+
+def piece_digest(buffer: Buffer) -> bytes:
+    return xxhash.xxh3_128_digest(buffer)
+
+
+def join_pieces(digests: Iterable[bytes]) -> str:
+    """The tensor digest from the digests of its pieces, in order."""
+    pieces = list(digests)
+    if not pieces:
+        return xxhash.xxh3_128_hexdigest(b"")
+    return pieces[0].hex() if len(pieces) == 1 else xxhash.xxh3_128_hexdigest(b"".join(pieces))
+
+
+def tensor_digest(buffer: Buffer | np.ndarray) -> str:
+    """The digest of a tensor's bytes, in memory order. Accepts any contiguous buffer."""
+    view = _bytes_of(buffer)
+    return join_pieces(piece_digest(view[at : at + PIECE]) for at in range(0, len(view), PIECE))
+
+
+def tensor_facts(buffer: Buffer | np.ndarray, dtype: str) -> TensorFacts:
+    """Digest and statistics of a whole tensor in memory."""
+    view = _bytes_of(buffer)
+    total = Values()
+    digests = []
+    for at in range(0, len(view), PIECE):
+        piece = view[at : at + PIECE]
+        digests.append(piece_digest(piece))
+        total += values_of(piece, dtype)
+    return facts_from(join_pieces(digests), len(view), dtype, total)
+
+
+def facts_from(digest: str, nbytes: int, dtype: str, values: Values) -> TensorFacts:
+    bits = DTYPES.get(dtype)
+    known = values.minimum <= values.maximum
+    has_norm = bits is not None and bits.kind in "fc" and nbytes > 0
+    return TensorFacts(
+        digest=digest,
+        nbytes=nbytes,
+        nan=values.nan,
+        inf=values.inf,
+        minimum=values.minimum if known else None,
+        maximum=values.maximum if known else None,
+        norm=math.sqrt(values.squares) if has_norm else None,
+        zeros=known and values.minimum == 0 == values.maximum and not values.nan and not values.inf,
+    )
+
+
+def _bytes_of(buffer: Buffer | np.ndarray) -> memoryview:
+    if isinstance(buffer, np.ndarray):
+        buffer = np.ascontiguousarray(buffer).reshape(-1).view(np.uint8)
+    view = memoryview(buffer)
+    return view if not view.nbytes else view.cast("B")
+
+
+def block_digests(read: Callable[[int, int], Buffer], size: int, block_size: int = BLOCK) -> tuple[str, ...]:
+    """XXH3-128 of each block of a file; `read(start, length)` gives its bytes."""
+    digests = []
+    for start in range(0, size, block_size):
+        end = min(size, start + block_size)
+        hasher = xxhash.xxh3_128()
+        for at in range(start, end, PIECE):
+            hasher.update(read(at, min(PIECE, end - at)))
+        digests.append(hasher.hexdigest())
+    return tuple(digests)
+
+
+def blocks_digest(blocks: Iterable[str]) -> str:
+    """One digest over a file's list of block digests."""
+    return xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(b) for b in blocks))
+
+
+# --- CRC-32 -------------------------------------------------------------------------------------------
+
+
+def crc32(buffer: Buffer, start: int = 0) -> int:
+    return isal_zlib.crc32(buffer, start)
+
+
+def _times(matrix: list[int], vector: int) -> int:
+    total, row = 0, 0
+    while vector:
+        if vector & 1:
+            total ^= matrix[row]
+        vector >>= 1
+        row += 1
+    return total
+
+
+def _squares() -> list[list[int]]:
+    """Matrices over GF(2) that advance a CRC-32 by 2**n zero bytes, n = 0, 1, 2, ..."""
+    one_bit = [0xEDB88320] + [1 << n for n in range(31)]
+    matrix = one_bit
+    for _ in range(3):  # one bit -> one byte
+        matrix = [_times(matrix, row) for row in matrix]
+    result = []
+    for _ in range(64):
+        result.append(matrix)
+        matrix = [_times(matrix, row) for row in matrix]
+    return result
+
+
+_ADVANCE = _squares()
+
+
+def crc32_join(first: int, second: int, second_length: int) -> int:
+    """The CRC-32 of two runs of bytes, from the CRC of each and the length of the second."""
+    power = 0
+    while second_length:
+        if second_length & 1:
+            first = _times(_ADVANCE[power], first)
+        second_length >>= 1
+        power += 1
+    return first ^ second

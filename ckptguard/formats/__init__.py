@@ -1,0 +1,1 @@
+"""Containers, one a file: how bytes become tensors. No framework is known here."""

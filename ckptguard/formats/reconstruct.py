@@ -1,0 +1,368 @@
+"""The exact allow-list of callables that checkpoints need, and our stand-ins for them, which build plain data.
+
+Sources: torch/_utils.py and torch/_tensor.py (`_rebuild_*`), numpy/_core/multiarray (`_reconstruct`, `scalar`), the standard
+library's own reduce methods, and what the frameworks' files were seen to hold (docs/pickle.md lists them by framework).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckptguard.digest import itemsize
+from ckptguard.formats.pickles import Name, Opaque
+from ckptguard.model import Tensor
+
+STORAGE_DTYPES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+    "UntypedStorage": "uint8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A storage that tensors of a torch file view. `numel` counts elements of `dtype`; bytes are `nbytes`."""
+
+    key: str
+    dtype: str
+    numel: int
+    location: str
+    untyped: bool = False
+    view_of: str = ""
+    view_offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * itemsize(self.dtype)
+
+
+def storage_dtype(kind: Any) -> str | None:
+    """The element type of a storage class's name, None where it is no storage class."""
+    full = kind.full if isinstance(kind, Name) else ""
+    module, _, name = full.rpartition(".")
+    if module in ("torch", "torch.cuda", "torch.storage"):
+        return STORAGE_DTYPES.get(name)
+    return None
+
+
+def dtype_of(value: Any) -> str | None:
+    """torch.bfloat16 (a name, or text) as "bfloat16"."""
+    full = value.full if isinstance(value, Name) else value if isinstance(value, str) else ""
+    module, _, name = full.rpartition(".")
+    return name if module == "torch" and name.isidentifier() else None
+
+
+# --- tensors ------------------------------------------------------------------------------------------
+
+
+def view(storage: Any, offset: int, size: Any, stride: Any, dtype: str | None = None) -> Tensor:
+    """A tensor over a storage. `offset` and `stride` count elements of the tensor's dtype."""
+    shape = tuple(int(d) for d in size)
+    strides = tuple(int(s) for s in stride)
+    if not isinstance(storage, Storage):
+        raise TypeError("not a storage")
+    if any(d < 0 for d in shape) or offset < 0 or len(strides) != len(shape):
+        raise ValueError("impossible geometry")
+    kind = dtype or storage.dtype
+    tensor = Tensor("", kind, shape, strides=strides, storage=storage.key, location=storage.location)
+    tensor.contiguous = _is_contiguous(shape, strides)
+    width = itemsize(kind)
+    span = 0 if 0 in shape else 1 + sum((d - 1) * s for d, s in zip(shape, strides))
+    # Offsets are within the storage here; the reader of the container moves them to where the record lies.
+    tensor.start = (offset * width) + storage.view_offset * itemsize(storage.dtype)
+    tensor.nbytes = span * width
+    return tensor
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    want = 1
+    for extent, stride in zip(reversed(shape), reversed(strides)):
+        if extent != 1 and stride != want:
+            return 0 in shape
+        want *= extent
+    return True
+
+
+def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    return view(storage, offset, size, stride)
+
+
+def _rebuild_tensor_v3(storage: Any, offset: int, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> Tensor:
+    return view(storage, offset, size, stride, dtype_of(dtype))
+
+
+def _rebuild_qtensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    return view(storage, offset, size, stride)
+
+
+def _first(value: Any, *_: Any) -> Any:
+    return value
+
+
+def _rebuild_from_type(function: Any, cls: Any, args: Any, state: Any = None) -> Any:
+    name = function.full if isinstance(function, Name) else ""
+    build = CALLS.get(name)
+    if build is None:
+        return Opaque(cls.full if isinstance(cls, Name) else "?", tuple(args), state)
+    made = build(*args)
+    if isinstance(made, Tensor) and isinstance(cls, Name) and cls.full not in _PLAIN_TENSORS:
+        return Opaque(cls.full, (made,), state)
+    return made
+
+
+_PLAIN_TENSORS = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
+
+
+def _rebuild_meta_tensor(dtype: Any, size: Any, stride: Any, *_: Any) -> Tensor:
+    shape = tuple(int(d) for d in size)
+    return Tensor("", dtype_of(dtype) or "float32", shape, strides=tuple(stride), location="meta")
+
+
+def _rebuild_wrapper_subclass(cls: Any, dtype: Any, size: Any, *rest: Any) -> Opaque:
+    return Opaque(cls.full if isinstance(cls, Name) else "?", (dtype, size, *rest))
+
+
+def _rebuild_from_numpy(data: Any, dtype: Any, device: Any, *_: Any) -> Any:
+    if isinstance(data, np.ndarray):
+        tensor = Tensor("", dtype_of(dtype) or str(data.dtype), data.shape, nbytes=data.nbytes, location=str(device))
+        tensor.value = data
+        return tensor
+    return data
+
+
+def _opaque(name: str) -> Callable[..., Opaque]:
+    return lambda *args: Opaque(name, args)
+
+
+# --- numpy --------------------------------------------------------------------------------------------
+
+
+class PickledDtype:
+    """numpy.dtype(...) while its state is still to come."""
+
+    def __init__(self, text: Any = "V", *_: Any) -> None:
+        self.dtype = np.dtype(np.void)
+        if isinstance(text, bytes):
+            text = text.decode("ascii")
+        if isinstance(text, str) and len(text) < 64 and "O" not in text.upper():
+            self.dtype = np.dtype(text)
+        self.order = "="
+
+    def set_pickled_state(self, state: Any) -> PickledDtype:
+        order = state[1] if isinstance(state, tuple) and len(state) > 1 else "="
+        order = order.decode("ascii") if isinstance(order, bytes) else order
+        if order in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(order)
+        return self
+
+
+class PickledArray:
+    """numpy.ndarray under reconstruction; becomes the array when its state arrives."""
+
+    def set_pickled_state(self, state: Any) -> Any:
+        _, shape, dtype, fortran, raw = state
+        if isinstance(raw, str):
+            raw = raw.encode("latin-1")
+        if not isinstance(dtype, PickledDtype) or not isinstance(raw, bytes | bytearray):
+            return Opaque("numpy.ndarray", (), {"shape": shape})
+        flat = np.frombuffer(bytes(raw), dtype.dtype)
+        return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
+    """numpy's protocol-5 form: the bytes lie in the pickle itself."""
+    if not isinstance(dtype, PickledDtype) or not isinstance(raw, bytes | bytearray) or order not in ("C", "F"):
+        return Opaque("numpy.ndarray", (), {"shape": shape})
+    return np.frombuffer(bytes(raw), dtype.dtype).reshape(shape, order=order)
+
+
+def _numpy_scalar(dtype: Any, raw: Any = b"") -> Any:
+    if isinstance(raw, str):
+        raw = raw.encode("latin-1")
+    return np.frombuffer(raw, dtype.dtype)[0].item() if isinstance(raw, bytes) and raw else Opaque("numpy.scalar")
+
+
+# --- the standard library -----------------------------------------------------------------------------
+
+
+def _dict(items: Any = (), *_: Any) -> dict[Any, Any]:
+    return dict(items) if isinstance(items, dict | list | tuple) else {}
+
+
+def _defaultdict(_factory: Any = None, items: Any = ()) -> dict[Any, Any]:
+    return dict(items)
+
+
+def _encode(text: Any, encoding: Any = "utf-8", *_: Any) -> bytes:
+    if encoding not in ("latin1", "latin-1", "utf-8", "ascii") or not isinstance(text, str):
+        raise ValueError("an encoding that no checkpoint uses")
+    return text.encode(encoding)
+
+
+def _path(*parts: Any) -> str:
+    return posixpath.join(*(str(p) for p in parts)) if parts else "."
+
+
+def _reconstructor(cls: Any, _base: Any = None, state: Any = None) -> Any:
+    return Opaque(cls.full if isinstance(cls, Name) else "?", (), state)
+
+
+def _newobj(cls: Any, *args: Any) -> Any:
+    return Opaque(cls.full if isinstance(cls, Name) else "?", args)
+
+
+def _bytearray(value: Any = b"", encoding: Any = "latin-1") -> bytearray:
+    if isinstance(value, int):  # bytearray(n) would allocate n bytes
+        raise ValueError("a length where bytes belong")
+    return bytearray(value.encode(encoding) if isinstance(value, str) else value)
+
+
+def _text(value: Any = "", *_: Any) -> str:
+    return str(value)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+    "collections.defaultdict": _defaultdict,
+    "collections.deque": lambda items=(), *_: list(items),
+    "builtins.dict": _dict,
+    "builtins.list": lambda items=(): list(items),
+    "builtins.tuple": lambda items=(): tuple(items),
+    "builtins.set": lambda items=(): set(items),
+    "builtins.frozenset": lambda items=(): frozenset(items),
+    "builtins.bytearray": _bytearray,
+    "builtins.bytes": lambda value=b"", encoding="latin-1": bytes(_bytearray(value, encoding)),
+    "builtins.complex": lambda re=0, im=0: complex(re, im),
+    "builtins.slice": lambda *args: Opaque("builtins.slice", args),
+    "builtins.range": lambda *args: Opaque("builtins.range", args),
+    "builtins.int": lambda value=0: int(value),
+    "builtins.float": lambda value=0.0: float(value),
+    "builtins.bool": lambda value=False: bool(value),
+    "builtins.str": _text,
+    "builtins.object": lambda: Opaque("builtins.object"),
+    "_codecs.encode": _encode,
+    "copyreg._reconstructor": _reconstructor,
+    "copyreg.__newobj__": _newobj,
+    "copyreg.__newobj_ex__": lambda cls, args=(), kwargs=None: _newobj(cls, *args),
+    "argparse.Namespace": lambda: Opaque("argparse.Namespace"),
+    "types.SimpleNamespace": lambda *a: Opaque("types.SimpleNamespace", a),
+    "datetime.timedelta": lambda *a: Opaque("datetime.timedelta", a),
+    "datetime.datetime": lambda *a: Opaque("datetime.datetime", a),
+    "datetime.date": lambda *a: Opaque("datetime.date", a),
+    "datetime.time": lambda *a: Opaque("datetime.time", a),
+    "datetime.timezone": lambda *a: Opaque("datetime.timezone", a),
+    "decimal.Decimal": lambda value="0": Opaque("decimal.Decimal", (value,)),
+    "fractions.Fraction": lambda *a: Opaque("fractions.Fraction", a),
+    "uuid.UUID": lambda *a: Opaque("uuid.UUID", a),
+    "random.Random": lambda *a: Opaque("random.Random", a),
+    "signal.Signals": lambda value=0: Opaque("signal.Signals", (value,)),
+    "_io.BytesIO": lambda value=b"", *_: Opaque("_io.BytesIO", (value,)),
+    "io.BytesIO": lambda value=b"", *_: Opaque("io.BytesIO", (value,)),
+    "torch._utils._rebuild_tensor": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_qtensor": _rebuild_qtensor,
+    "torch._utils._rebuild_sparse_tensor": _opaque("torch.sparse.Tensor"),
+    "torch._utils._rebuild_sparse_csr_tensor": _opaque("torch.sparse_csr.Tensor"),
+    "torch._utils._rebuild_nested_tensor": _opaque("torch.nested.Tensor"),
+    "torch._utils._rebuild_meta_tensor_no_storage": _rebuild_meta_tensor,
+    "torch._utils._rebuild_wrapper_subclass": _rebuild_wrapper_subclass,
+    "torch._utils._rebuild_device_tensor_from_numpy": _rebuild_from_numpy,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
+    "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
+    "torch._tensor._rebuild_from_type": _rebuild_from_type,
+    "torch.Size": lambda items=(): tuple(items),
+    "torch.device": lambda kind="cpu", index=None: str(kind) if index is None else f"{kind}:{index}",
+    "torch.serialization._get_layout": _text,
+    "torch.torch_version.TorchVersion": _text,
+    "torch.Tensor": lambda *a: Opaque("torch.Tensor", a),
+    "torch.nn.parameter.Parameter": _first,
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": lambda value=0: value,
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING": lambda value=0: value,
+    "torch.distributed.remote_device._remote_device": lambda value="": Opaque("remote_device", (value,)),
+    "torch.Generator": lambda *a: Opaque("torch.Generator", a),
+    "numpy.ndarray": lambda *a: PickledArray(),
+    "numpy.dtype": PickledDtype,
+    "_random.Random": lambda *a: Opaque("_random.Random", a),
+}
+for _package in ("numpy.core", "numpy._core"):
+    CALLS[f"{_package}.multiarray._reconstruct"] = lambda *a: PickledArray()
+    CALLS[f"{_package}.multiarray.scalar"] = _numpy_scalar
+    CALLS[f"{_package}.numeric._frombuffer"] = _frombuffer
+for _kind in ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32", "Float64", "Str", "Bytes"):
+    CALLS[f"numpy.dtypes.{_kind}DType"] = lambda *a, kind=_kind.lower(): PickledDtype(kind if kind not in ("str", "bytes") else "S1")
+for _constructor in ("__generator_ctor", "__bit_generator_ctor", "__randomstate_ctor"):
+    CALLS[f"numpy.random._pickle.{_constructor}"] = _opaque(f"numpy.random._pickle.{_constructor}")
+for _module in ("pathlib", "pathlib._local"):
+    for _flavour in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath"):
+        CALLS[f"{_module}.{_flavour}"] = _path
+# Enumerations of known libraries that their own files call with the value: by exact name.
+for _enum in (
+    "transformers.training_args.OptimizerNames",
+    "transformers.training_args.ParallelMode",
+    "transformers.trainer_utils.IntervalStrategy",
+    "transformers.trainer_utils.EvaluationStrategy",
+    "transformers.trainer_utils.SaveStrategy",
+    "transformers.trainer_utils.HubStrategy",
+    "transformers.trainer_utils.SchedulerType",
+    "transformers.trainer_utils.FSDPOption",
+    "transformers.trainer_utils.ShardedDDPOption",
+    "transformers.debug_utils.DebugOption",
+    "transformers.utils.generic.ExplicitEnum",
+    "accelerate.utils.dataclasses.DistributedType",
+    "accelerate.utils.dataclasses.PrecisionType",
+    "accelerate.utils.dataclasses.DynamoBackend",
+    "accelerate.utils.dataclasses.RNGType",
+    "accelerate.utils.dataclasses.ComputeEnvironment",
+    "accelerate.utils.dataclasses.SageMakerDistributedType",
+    "peft.utils.peft_types.PeftType",
+    "peft.utils.peft_types.TaskType",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.runtime.zero.offload_config.OffloadDeviceEnum",
+    "megatron.core.enums.ModelType",
+    "megatron.core.enums.Fp8Recipe",
+    "megatron.core.transformer.enums.AttnBackend",
+    "megatron.core.transformer.enums.AttnMaskType",
+    "megatron.core.transformer.enums.AttnType",
+    "megatron.core.transformer.enums.LayerType",
+    "megatron.core.transformer.enums.ModelType",
+    "megatron.core.transformer.enums.CudaGraphScope",
+    "megatron.core.transformer.enums.CudaGraphModule",
+    "megatron.core.transformer.enums.InferenceCudaGraphScope",
+    "megatron.core.rerun_state_machine.RerunMode",
+    "megatron.core.rerun_state_machine.RerunState",
+    "megatron.core.rerun_state_machine.RerunDiagnostic",
+    "torch.distributed.checkpoint.planner.WriteItemType",
+    "torch.distributed.checkpoint.planner.LoadItemType",
+    "torch.distributed.fsdp.api.StateDictType",
+    "torch.distributed.fsdp.api.ShardingStrategy",
+    "torch.distributed.fsdp.api.BackwardPrefetch",
+    "torch.distributed.checkpoint.filesystem.SerializationFormat",
+    "composer.core.precision.Precision",
+    "lightning_fabric.utilities.enums.LightningEnum",
+    "pytorch_lightning.utilities.enums.LightningEnum",
+    "pytorch_lightning.trainer.states.TrainerFn",
+    "lightning.pytorch.trainer.states.TrainerFn",
+):
+    CALLS[_enum] = lambda value=None, *_, name=_enum: Opaque(name, (value,))

@@ -1,0 +1,1 @@
+"""Ways in which a resume may have gone wrong, one a file."""

@@ -1,0 +1,1 @@
+"""Drop-ins for trainers and launchers."""

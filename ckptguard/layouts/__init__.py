@@ -1,0 +1,1 @@
+"""One framework a file: how files become a checkpoint."""

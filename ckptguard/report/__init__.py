@@ -1,0 +1,1 @@
+"""Documents and pages: what commands and the web show."""

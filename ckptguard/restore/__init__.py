@@ -1,0 +1,1 @@
+"""Restore validation: real objects, replayed steps, compared."""

@@ -1,0 +1,1 @@
+"""The API and the page: reads the catalog, never checkpoint bytes."""

@@ -1,0 +1,1 @@
+"""Ready-to-use configurations; data only."""

@@ -1,0 +1,40 @@
+"""Opens the store that a target names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptguard.errors import TargetNotFound, UsageError
+from ckptguard.ports import Store
+from ckptguard.storage.local import LocalStore
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """(root, key) of a target: the folder to open a store at and the key inside it ("" for the folder itself)."""
+    if "://" in target:
+        return target, ""
+    path = Path(target)
+    if not path.exists() and not path.is_symlink():
+        raise TargetNotFound(f"{target}: no such file or directory", "check the path; is the volume mounted?")
+    if path.is_dir():
+        return target, ""
+    return str(path.parent), path.name
+
+
+def open_store(root: str, *, max_rate: float | None = None) -> Store:
+    """A store rooted at a local directory or `s3://bucket/prefix`. Raises TargetNotFound, UsageError, StoreError."""
+    scheme, mark, _ = root.partition("://")
+    store: Store
+    if not mark:
+        store = LocalStore(root)
+    elif scheme == "s3":
+        from ckptguard.storage.s3 import S3Store
+
+        store = S3Store(root)
+    else:
+        raise UsageError(f"{root}: no store for {scheme}://", "give a local path or s3://bucket/prefix")
+    if max_rate:
+        from ckptguard.storage.limited import Limited
+
+        store = Limited(store, max_rate)
+    return store
