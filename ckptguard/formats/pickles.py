@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptguard.errors import FormatError
-from ckptguard.model import GlobalUse
+from ckptguard.model import GlobalUse, Tensor
 
 MAX_INTEGER_BYTES = 4096
 MAX_DEPTH = 256
@@ -125,7 +125,7 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, Opaque):
         inner: list[tuple[Any, Any]] = list(value.items.items())
         inner += enumerate(value.elements)
-        inner += [(f"__args__.{i}", a) for i, a in enumerate(value.args) if isinstance(a, dict | list | tuple | Opaque)]
+        inner += [(f"__args__.{i}", a) for i, a in enumerate(value.args) if isinstance(a, dict | list | tuple | Opaque | Tensor)]
         if isinstance(value.state, dict):
             inner += value.state.items()
         elif isinstance(value.state, tuple | list | Opaque):

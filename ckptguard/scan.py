@@ -1,0 +1,248 @@
+"""The pass over one file's bytes: each is read once, and hash, CRC and value statistics come from the same buffer.
+
+A file is cut into segments that threads take independently. Tensors are hashed in pieces counted from their own first
+byte; where a segment begins or ends inside a piece, its bytes come back as a seam and are joined with the neighbour's.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from ckptguard.digest import (
+    BLOCK,
+    PIECE,
+    Values,
+    crc32,
+    crc32_join,
+    facts_from,
+    join_pieces,
+    piece_digest,
+    values_of,
+)
+from ckptguard.formats._base import SMALL, Span
+from ckptguard.model import TensorFacts
+
+SEGMENT = 32 << 20
+
+ReadInto = Callable[[int, memoryview], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The bytes of a tensor: where, how many, of which dtype. `keep`: its bytes are wanted, not only their statistics."""
+
+    start: int
+    nbytes: int
+    dtype: str
+    keep: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is wanted of a file. Extents, spans and gaps are each sorted by start; extents do not overlap.
+
+    `block_size` asks for the digests of the file's blocks; it must divide SEGMENT. 0: not wanted.
+    """
+
+    size: int
+    extents: tuple[Extent, ...] = ()
+    spans: tuple[Span, ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
+    block_size: int = 0
+
+    def segments(self) -> Iterator[tuple[int, int]]:
+        """Stretches that can be read independently."""
+        at = 0
+        while at < self.size:
+            end = min(self.size, at + SEGMENT)
+            if not self.block_size and end < self.size:
+                end = self._cut(at, end, self.size)
+            yield at, end
+            at = end
+
+    def _cut(self, begin: int, stop: int, limit: int) -> int:
+        """The end of a read or segment at or before `stop` that splits no piece, if there is one."""
+        i = bisect_left(self.extents, stop, key=lambda e: e.start) - 1
+        if i < 0 or self.extents[i].end <= stop:
+            return stop
+        extent = self.extents[i]
+        piece = extent.start + (stop - extent.start) // PIECE * PIECE
+        if piece > begin:
+            return piece
+        return min(piece + PIECE, extent.end, limit)
+
+
+@dataclass(slots=True)
+class Part:
+    """What one segment gave."""
+
+    begin: int
+    end: int
+    crcs: list[tuple[int, int, int]] = field(default_factory=list)  # span, CRC, length
+    pieces: list[tuple[int, int, bytes, Values]] = field(default_factory=list)  # extent, piece, digest, values
+    seams: list[tuple[int, int, int, bytes]] = field(default_factory=list)  # extent, piece, offset, bytes
+    gaps: list[tuple[int, int, bytes]] = field(default_factory=list)  # gap, offset, bytes
+    kept: dict[int, bytes] = field(default_factory=dict)
+    blocks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What the whole file gave, in the order of the plan's spans and extents."""
+
+    crcs: tuple[int, ...]
+    tensors: tuple[TensorFacts, ...]
+    gaps: dict[int, bytes]
+    kept: dict[int, bytes]
+    blocks: tuple[str, ...]
+
+
+_local = threading.local()
+
+
+def _buffer() -> memoryview:
+    if not hasattr(_local, "buffer"):
+        _local.buffer = memoryview(bytearray(PIECE))
+    buffer: memoryview = _local.buffer
+    return buffer
+
+
+def scan_segment(read_into: ReadInto, plan: Plan, begin: int, end: int) -> Part:
+    """Read one segment. `read_into(start, buffer)` fills a buffer from the file and raises StoreError."""
+    part = Part(begin, end)
+    crcs: dict[int, tuple[int, int]] = {}
+    hasher = xxhash.xxh3_128() if plan.block_size else None
+    whole = _buffer()
+    at = begin
+    while at < end:
+        stop = min(end, at + PIECE)
+        if stop < end:
+            stop = plan._cut(at, stop, end)
+        view = whole[: stop - at]
+        read_into(at, view)
+        if hasher is not None:
+            hasher = _blocks(part, hasher, plan, view, at, stop, end)
+        _spans(crcs, plan, view, at, stop)
+        _extents(part, plan, view, at, stop)
+        _gaps(part, plan, view, at, stop)
+        at = stop
+    part.crcs = [(index, crc, length) for index, (crc, length) in crcs.items()]
+    return part
+
+
+def _blocks(part: Part, hasher: xxhash.xxh3_128, plan: Plan, view: memoryview, at: int, stop: int, end: int) -> xxhash.xxh3_128:
+    done = at
+    while done < stop:
+        edge = min(stop, (done // plan.block_size + 1) * plan.block_size)
+        hasher.update(view[done - at : edge - at])
+        done = edge
+        if done % plan.block_size == 0 or done == plan.size or done == end:
+            part.blocks.append(hasher.hexdigest())
+            hasher = xxhash.xxh3_128()
+    return hasher
+
+
+def _overlapping(items: Sequence[Extent] | Sequence[Span], starts: Callable, length: Callable, at: int, stop: int) -> Iterator[int]:
+    """Indexes of the items that share bytes with [at, stop): the items are sorted and do not overlap."""
+    i = max(0, bisect_right(items, at, key=starts) - 1)
+    while i < len(items) and starts(items[i]) < stop:
+        if starts(items[i]) + length(items[i]) > at:
+            yield i
+        i += 1
+
+
+def _spans(crcs: dict[int, tuple[int, int]], plan: Plan, view: memoryview, at: int, stop: int) -> None:
+    for i in _overlapping(plan.spans, lambda s: s.start, lambda s: s.length, at, stop):
+        span = plan.spans[i]
+        if span.crc is None:
+            continue
+        low, high = max(at, span.start), min(stop, span.start + span.length)
+        crc, length = crcs.get(i, (0, 0))
+        crcs[i] = (crc32(view[low - at : high - at], crc), length + high - low)
+
+
+def _extents(part: Part, plan: Plan, view: memoryview, at: int, stop: int) -> None:
+    for i in _overlapping(plan.extents, lambda e: e.start, lambda e: e.nbytes, at, stop):
+        extent = plan.extents[i]
+        low, high = max(at, extent.start), min(stop, extent.end)
+        while low < high:
+            number = (low - extent.start) // PIECE
+            first = extent.start + number * PIECE
+            last = min(first + PIECE, extent.end)
+            cut = min(high, last)
+            piece = view[low - at : cut - at]
+            if low == first and cut == last:
+                part.pieces.append((i, number, piece_digest(piece), values_of(piece, extent.dtype)))
+                if extent.keep:
+                    part.kept[i] = bytes(piece)
+            else:
+                part.seams.append((i, number, low - first, bytes(piece)))
+            low = cut
+
+
+def _gaps(part: Part, plan: Plan, view: memoryview, at: int, stop: int) -> None:
+    i = max(0, bisect_right(plan.gaps, at, key=lambda g: g[0]) - 1)
+    while i < len(plan.gaps) and plan.gaps[i][0] < stop:
+        start, length = plan.gaps[i]
+        low, high = max(at, start), min(stop, start + length)
+        if low < high:
+            part.gaps.append((i, low - start, bytes(view[low - at : high - at])))
+        i += 1
+
+
+def join(plan: Plan, parts: Iterable[Part]) -> Scanned:
+    """Join the parts of all segments, given in order."""
+    crcs: dict[int, int] = {}
+    digests: dict[int, dict[int, bytes]] = defaultdict(dict)
+    values: dict[int, Values] = defaultdict(Values)
+    seams: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
+    gaps: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    kept: dict[int, bytes] = {}
+    blocks: list[str] = []
+    for part in parts:
+        for i, crc, length in part.crcs:
+            crcs[i] = crc32_join(crcs[i], crc, length) if i in crcs else crc
+        for i, number, digest, found in part.pieces:
+            digests[i][number] = digest
+            values[i] += found
+        for i, number, offset, raw in part.seams:
+            seams[i, number].append((offset, raw))
+        for i, offset, raw in part.gaps:
+            gaps[i].append((offset, raw))
+        kept |= part.kept
+        blocks += part.blocks
+    for (i, number), pieces in seams.items():
+        raw = b"".join(r for _, r in sorted(pieces, key=lambda p: p[0]))
+        digests[i][number] = piece_digest(raw)
+        values[i] += values_of(raw, plan.extents[i].dtype)
+        if plan.extents[i].keep:
+            kept[i] = raw
+    tensors = tuple(
+        facts_from(join_pieces(digests[i][n] for n in sorted(digests[i])), e.nbytes, e.dtype, values[i])
+        for i, e in enumerate(plan.extents)
+    )
+    found_gaps = {plan.gaps[i][0]: b"".join(r for _, r in sorted(p, key=lambda p: p[0])) for i, p in gaps.items()}
+    return Scanned(tuple(crcs.get(i, 0) for i in range(len(plan.spans))), tensors, found_gaps, kept, tuple(blocks))
+
+
+def scan(read_into: ReadInto, plan: Plan) -> Scanned:
+    """The whole pass in one thread."""
+    return join(plan, [scan_segment(read_into, plan, begin, end) for begin, end in plan.segments()])
+
+
+def block_size_for(size: int) -> int:
+    """The block size of a new seal: small enough to mend little, large enough to keep the seal short."""
+    return BLOCK if size <= 1 << 36 else SEGMENT
+
+
+SMALL_VALUES = SMALL
