@@ -279,9 +279,7 @@ def _keys(at: tuple[str | int, ...]) -> Iterator[str]:
     for part in at:
         if isinstance(part, int):
             continue
-        found = (
-            list(_models(model.model_fields[part].annotation)) if part in model.model_fields else []
-        )
+        found = list(_models(model.model_fields[part].annotation)) if part in model.model_fields else []
         if not found:
             return
         model = found[0]
