@@ -11,6 +11,10 @@ from ckptguard.storage.local import LocalStore
 
 def split_target(target: str) -> tuple[str, str]:
     """(root, key) of a target: the folder to open a store at and the key inside it ("" for the folder itself)."""
+    if target.startswith("s3://"):
+        from ckptguard.storage.s3 import locate
+
+        return locate(target)
     if "://" in target:
         return target, ""
     path = Path(target)
@@ -28,9 +32,10 @@ def open_store(root: str, *, max_rate: float | None = None) -> Store:
     if not mark:
         store = LocalStore(root)
     elif scheme == "s3":
+        from ckptguard.storage.readahead import ReadAhead
         from ckptguard.storage.s3 import S3Store
 
-        store = S3Store(root)
+        store = ReadAhead(S3Store(root))
     else:
         raise UsageError(f"{root}: no store for {scheme}://", "give a local path or s3://bucket/prefix")
     if max_rate:
