@@ -42,39 +42,47 @@ class RunSettings(_Model):
     """One run to watch. All but `path` is optional and only sharpens what is said of it."""
 
     path: str = Field(min_length=1, description="directory or s3://bucket/prefix")
-    name: str | None = Field(None, description="how pages and alerts call it")
+    name: str | None = Field(default=None, description="how pages and alerts call it")
     total_steps: int | None = Field(
-        None, gt=0, description="planned steps: tells a finished run from a stopped one"
+        default=None, gt=0, description="planned steps: tells a finished run from a stopped one"
     )
-    gpus: int | None = Field(None, gt=0, description="turns lost hours into lost GPU-hours")
-    recipe: str | None = Field(None, description="FILE.py:NAME, for restore validation")
+    gpus: int | None = Field(default=None, gt=0, description="turns lost hours into lost GPU-hours")
+    recipe: str | None = Field(default=None, description="FILE.py:NAME, for restore validation")
     command: str | None = Field(
-        None, description="the training command, for restore validation without a recipe"
+        default=None, description="the training command, for restore validation without a recipe"
     )
-    metrics: str | None = Field(None, description="the log that the command writes, relative to {out}")
-    replicate_to: str | None = Field(None, description="where each safe checkpoint is copied to")
+    metrics: str | None = Field(
+        default=None, description="the log that the command writes, relative to {out}"
+    )
+    replicate_to: str | None = Field(default=None, description="where each safe checkpoint is copied to")
     keep: int | None = Field(
-        None, gt=0, description="what the training's own rotation keeps (save_total_limit)"
+        default=None, gt=0, description="what the training's own rotation keeps (save_total_limit)"
     )
 
 
 class WatchSettings(_Model):
     """How often a run is listed. File events make it faster where the file system has them."""
 
-    every: Seconds = Field(5.0, gt=0)
-    quiet_every: Seconds = Field(60.0, gt=0, description="for runs whose file events arrive, as a safety net")
-    events: bool = Field(True, description="use file events where the file system has them")
-    settle: Seconds = Field(3.0, description="a checkpoint unchanged for so long may be complete")
-    stall_after: Seconds = Field(600.0, gt=0, description="a save that did not grow for so long is stalled")
+    every: Seconds = Field(default=5.0, gt=0)
+    quiet_every: Seconds = Field(
+        default=60.0, gt=0, description="for runs whose file events arrive, as a safety net"
+    )
+    events: bool = Field(default=True, description="use file events where the file system has them")
+    settle: Seconds = Field(default=3.0, description="a checkpoint unchanged for so long may be complete")
+    stall_after: Seconds = Field(
+        default=600.0, gt=0, description="a save that did not grow for so long is stalled"
+    )
 
 
 class AuditSettings(_Model):
     """How new checkpoints are proven, and how often all of them again."""
 
     depth: Evidence = Evidence.CONTENT
-    again_every: Seconds = Field(7 * 86400.0, gt=0, description="the deep audit of everything that is kept")
-    max_rate: Bytes | None = Field(None, gt=0)
-    timeout: Seconds = Field(6 * 3600.0, gt=0)
+    again_every: Seconds = Field(
+        default=7 * 86400.0, gt=0, description="the deep audit of everything that is kept"
+    )
+    max_rate: Bytes | None = Field(default=None, gt=0)
+    timeout: Seconds = Field(default=6 * 3600.0, gt=0)
 
     @model_validator(mode="after")
     def _reachable(self) -> AuditSettings:
@@ -86,91 +94,103 @@ class AuditSettings(_Model):
 class ScrubSettings(_Model):
     """Every byte of every kept checkpoint is read again within `within`, at `max_rate` at most."""
 
-    within: Seconds = Field(14 * 86400.0, gt=0)
-    max_rate: Bytes = Field(50_000_000, gt=0)
-    every: Seconds = Field(3600.0, gt=0, description="how often a portion is read")
+    within: Seconds = Field(default=14 * 86400.0, gt=0)
+    max_rate: Bytes = Field(default=50_000_000, gt=0)
+    every: Seconds = Field(default=3600.0, gt=0, description="how often a portion is read")
 
 
 class RestoreSettings(_Model):
     """Restore validation on a schedule, for the runs that have a recipe or a command."""
 
-    every: Seconds = Field(86400.0, gt=0)
+    every: Seconds = Field(default=86400.0, gt=0)
     pick: Literal["newest", "random", "every-nth"] = "newest"
-    window: Seconds = Field(7 * 86400.0, gt=0, description="for random: how far back")
-    nth: int = Field(10, gt=0, description="for every-nth: each Nth checkpoint of a run, as it appears")
-    steps: int = Field(8, gt=0)
-    timeout: Seconds = Field(3600.0, gt=0)
-    max_memory: Bytes | None = Field(None, gt=0)
+    window: Seconds = Field(default=7 * 86400.0, gt=0, description="for random: how far back")
+    nth: int = Field(
+        default=10, gt=0, description="for every-nth: each Nth checkpoint of a run, as it appears"
+    )
+    steps: int = Field(default=8, gt=0)
+    timeout: Seconds = Field(default=3600.0, gt=0)
+    max_memory: Bytes | None = Field(default=None, gt=0)
     device: str = "auto"
-    at_once: int = Field(1, gt=0)
+    at_once: int = Field(default=1, gt=0)
 
 
 class ReplicateSettings(_Model):
     """Copies of each new safe checkpoint, for the runs that name `replicate_to`."""
 
-    max_rate: Bytes | None = Field(None, gt=0)
-    timeout: Seconds = Field(6 * 3600.0, gt=0)
-    late_after: Seconds = Field(3600.0, gt=0, description="a copy that is not there by then is late")
+    max_rate: Bytes | None = Field(default=None, gt=0)
+    timeout: Seconds = Field(default=6 * 3600.0, gt=0)
+    late_after: Seconds = Field(default=3600.0, gt=0, description="a copy that is not there by then is late")
 
 
 class PruneSettings(_Model):
     """Rotation by ckptguard. Off unless this section is there; plans only, unless `apply`."""
 
-    every: Seconds = Field(86400.0, gt=0)
-    options: tuple[str, ...] = Field((), description="options of `ckptguard prune`, such as --keep-last 5")
+    every: Seconds = Field(default=86400.0, gt=0)
+    options: tuple[str, ...] = Field(
+        default=(), description="options of `ckptguard prune`, such as --keep-last 5"
+    )
     apply: bool = False
-    timeout: Seconds = Field(3600.0, gt=0)
+    timeout: Seconds = Field(default=3600.0, gt=0)
 
 
 class AlertSettings(_Model):
     """One sink, and what is routed to it."""
 
     sink: SecretStr
-    name: str | None = Field(None, description="what health and pages call it; the URL itself is never shown")
+    name: str | None = Field(
+        default=None, description="what health and pages call it; the URL itself is never shown"
+    )
     severity: Severity = Severity.WARNING
-    runs: tuple[str, ...] = Field(("*",), description="glob patterns of run paths or names")
+    runs: tuple[str, ...] = Field(default=("*",), description="glob patterns of run paths or names")
     codes: tuple[str, ...] = ("*",)
 
 
 class PolicySettings(_Model):
     """When a departure from a run's own habits becomes an alert, and how often it is said again."""
 
-    remind_every: Seconds = Field(6 * 3600.0, gt=0)
-    slow_factor: float = Field(3.0, gt=1, description="a save slower than so many times the usual")
-    slow_seconds: Seconds = Field(10.0, description="and by at least so much")
+    remind_every: Seconds = Field(default=6 * 3600.0, gt=0)
+    slow_factor: float = Field(default=3.0, gt=1, description="a save slower than so many times the usual")
+    slow_seconds: Seconds = Field(default=10.0, description="and by at least so much")
     size_factor: float = Field(
-        1.5, gt=1, description="a checkpoint so many times heavier or lighter than usual"
+        default=1.5, gt=1, description="a checkpoint so many times heavier or lighter than usual"
     )
     missed_factor: float = Field(
-        2.0, gt=1, description="no save for so many of the usual intervals, while training"
+        default=2.0, gt=1, description="no save for so many of the usual intervals, while training"
     )
-    missed_seconds: Seconds = Field(60.0, description="and later than due by at least so much")
-    stopped_after: Seconds = Field(900.0, gt=0, description="a training that stopped with unsaved work")
-    saves_ahead: int = Field(3, gt=0, description="free space must last for so many saves")
+    missed_seconds: Seconds = Field(default=60.0, description="and later than due by at least so much")
+    stopped_after: Seconds = Field(
+        default=900.0, gt=0, description="a training that stopped with unsaved work"
+    )
+    saves_ahead: int = Field(default=3, gt=0, description="free space must last for so many saves")
     silence: Mapping[str, str] = Field(default_factory=dict, description="CODE: REASON@YYYY-MM-DD")
 
 
 class ServerSettings(_Model):
     host: str = "127.0.0.1"
-    port: int = Field(8437, ge=0, le=65535)
+    port: int = Field(default=8437, ge=0, le=65535)
     token: SecretStr | None = Field(
-        None, description="needed for write calls; and for all, unless on loopback"
+        default=None, description="needed for write calls; and for all, unless on loopback"
     )
-    url: str | None = Field(None, description="the address that people reach the pages at; goes into alerts")
+    url: str | None = Field(
+        default=None, description="the address that people reach the pages at; goes into alerts"
+    )
 
 
 class Settings(_Model):
     """All of it."""
 
     runs: tuple[RunSettings, ...] = ()
-    discover: tuple[str, ...] = Field((), description="glob patterns; each directory that matches is a run")
-    db: SecretStr | None = Field(
-        None, description="SQLAlchemy URL; default: SQLite in the user's state directory"
+    discover: tuple[str, ...] = Field(
+        default=(), description="glob patterns; each directory that matches is a run"
     )
-    at_once: int = Field(2, gt=0, description="how many jobs work at the same time")
-    follow_every: Seconds = Field(10.0, gt=0, description="how often the metric logs are read")
+    db: SecretStr | None = Field(
+        default=None, description="SQLAlchemy URL; default: SQLite in the user's state directory"
+    )
+    at_once: int = Field(default=2, gt=0, description="how many jobs work at the same time")
+    follow_every: Seconds = Field(default=10.0, gt=0, description="how often the metric logs are read")
     retention: Seconds = Field(
-        180 * 86400.0, gt=0, description="how long history is kept; the newest of each is"
+        default=180 * 86400.0, gt=0, description="how long history is kept; the newest of each is"
     )
     watch: WatchSettings = WatchSettings()
     audit: AuditSettings = AuditSettings()
@@ -248,7 +268,7 @@ def _plain(
         return values
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*at, place), lines, environment) for place, item in enumerate(node.value)]
-    value = yaml.SafeLoader("").construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+    value = yaml.SafeLoader("").construct_object(node, deep=True)
     if isinstance(value, str):
         return _expand(value, line, environment)
     return value if isinstance(value, int | float | bool) or value is None else str(node.value)

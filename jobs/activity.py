@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def pulse(
         return before or Pulse(file, rank, None, None, None, None)
     times = [t for row in steps if (t := time_of(row)) is not None]
     attempts = {row.attempt for row in steps}
-    gaps = [b - a for a, b in zip(times, times[1:]) if b > a]
+    gaps = [b - a for a, b in itertools.pairwise(times) if b > a]
     if before is not None and before.at is not None and times and len(attempts) == 1 and times[0] > before.at:
         gaps.append(times[0] - before.at)
     known = ([before.interval] if before and before.interval else []) + gaps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -56,7 +57,7 @@ def usual(saves: Sequence[Saved]) -> Usual:
 
 
 def _pairs(saves: Sequence[Saved]) -> Iterable[tuple[Saved, Saved]]:
-    return zip(saves, saves[1:])
+    return itertools.pairwise(saves)
 
 
 def _middle(values: Sequence[float], enough: int = ENOUGH) -> float | None:

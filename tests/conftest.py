@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckptguard.testing_postgres import PostgresServer
 from ckptguard.testing_s3 import SeaweedServer
 
 # --- a real S3 server ---------------------------------------------------------------------------------
@@ -34,3 +35,13 @@ def s3_bucket(s3_server: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"test-{os.getpid()}-{next(_BUCKETS)}"
     s3_server.client().create_bucket(Bucket=bucket)
     return f"s3://{bucket}"
+
+
+# --- a real PostgreSQL server -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL for all tests that ask for it: `.database()` is the URL of a fresh, empty one."""
+    with PostgresServer() as server:
+        yield server

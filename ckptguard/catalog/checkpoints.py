@@ -1,0 +1,58 @@
+"""The checkpoints of a run, their phases and the time line of what happened to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from ckptguard.catalog._rows import Row, insert_one, rows
+from ckptguard.catalog.tables import checkpoints, events, saves
+
+
+def of_run(connection: Connection, run_id: int, *, gone: bool = False) -> list[Row]:
+    """The checkpoints that are there (all that ever were, with `gone`), oldest step first."""
+    query = select(checkpoints).where(checkpoints.c.run_id == run_id)
+    if not gone:
+        query = query.where(checkpoints.c.gone_at.is_(None))
+    return rows(connection, query.order_by(checkpoints.c.step, checkpoints.c.id))
+
+
+def put_checkpoint(connection: Connection, run_id: int, path: str, values: Mapping[str, Any]) -> int:
+    """Insert a checkpoint, or update the one of that path. Returns its id."""
+    found = connection.execute(
+        select(checkpoints.c.id).where(checkpoints.c.run_id == run_id, checkpoints.c.path == path)
+    ).scalar()
+    if found is None:
+        return insert_one(connection, insert(checkpoints).values(run_id=run_id, path=path, **values))
+    connection.execute(update(checkpoints).where(checkpoints.c.id == found).values(**values))
+    return int(found)
+
+
+def set_checkpoint(connection: Connection, checkpoint_id: int, **values: Any) -> None:
+    connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(**values))
+
+
+def add_event(
+    connection: Connection, run_id: int, checkpoint_id: int | None, at: float, what: str, detail: str = ""
+) -> None:
+    connection.execute(
+        insert(events).values(run_id=run_id, checkpoint_id=checkpoint_id, at=at, what=what, detail=detail)
+    )
+
+
+def add_save(connection: Connection, **values: Any) -> None:
+    connection.execute(insert(saves).values(**values))
+
+
+def recent_saves(connection: Connection, run_id: int, limit: int = 200) -> list[Row]:
+    """The last completed saves of a run with the path of each, oldest first."""
+    query = (
+        select(saves, checkpoints.c.path)
+        .join(checkpoints, checkpoints.c.id == saves.c.checkpoint_id)
+        .where(saves.c.run_id == run_id)
+        .order_by(saves.c.completed.desc(), saves.c.id.desc())
+        .limit(limit)
+    )
+    return list(reversed(rows(connection, query)))
