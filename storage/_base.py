@@ -99,9 +99,13 @@ class PartReceipt:
 
 
 class Upload(Protocol):
-    """One object on its way into a store. Nothing is visible under its key before `finish` returns."""
+    """One object on its way into a store. Nothing is visible under its key before `finish` returns.
+
+    `journaled`: the parts that were received are known to be those of the same source; else they must be compared.
+    """
 
     part_size: int
+    journaled: bool
 
     def received(self) -> Mapping[int, PartReceipt]:
         """The parts that an earlier, broken-off upload of the same object left, by number (from 1)."""
@@ -115,15 +119,18 @@ class Upload(Protocol):
     def abort(self) -> None:
         """Throw away what was sent."""
 
+    def close(self) -> None:
+        """Let go, and keep what was sent for a later process to go on with."""
+
 
 @runtime_checkable
 class Receiving(Protocol):
     """A store that takes whole files of any size, resumably."""
 
-    def receive(self, key: str, size: int, source: str, *, replace: str | None = None) -> Upload:
+    def receive(self, key: str, size: int, source: str, *, replace: Entry | None = None) -> Upload:
         """Begin, or go on with, the upload of `key`. `source` names the bytes: only parts of the same are gone on with.
 
-        The key must not exist, or have the entity tag `replace`.
+        The key must not exist, or still be what `replace` says.
         """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import math
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptguard.errors import KeyNotFound, StoreError
 from ckptguard.model import Entry
 from ckptguard.storage._base import PartReceipt, Upload
+from ckptguard.storage._crc64 import crc64
 
 if TYPE_CHECKING:
     from ckptguard.storage.s3 import S3Store
@@ -27,7 +27,7 @@ def part_size(size: int) -> int:
     return max(PART, math.ceil(size / MAX_PARTS / MIB) * MIB)
 
 
-def adopt_or_begin(store: S3Store, key: str, size: int, source: str, replace: str | None) -> Upload:
+def adopt_or_begin(store: S3Store, key: str, size: int, source: str, replace: Entry | None) -> Upload:
     """An upload of `key`, going on with the one that is recorded for the same source."""
     if size <= PART:
         return SinglePut(store, key, replace)
@@ -43,7 +43,7 @@ def adopt_or_begin(store: S3Store, key: str, size: int, source: str, replace: st
 
 
 def _adopt(
-    store: S3Store, key: str, size: int, source: str, record: str, replace: str | None
+    store: S3Store, key: str, size: int, source: str, record: str, replace: Entry | None
 ) -> MultipartUpload | None:
     try:
         noted = json.loads(store.read(record))
@@ -60,16 +60,17 @@ def _adopt(
     return upload
 
 
-def _condition(replace: str | None) -> dict[str, str]:
-    return {"IfMatch": replace} if replace else {"IfNoneMatch": "*"}
+def _condition(replace: Entry | None) -> dict[str, str]:
+    return {"IfMatch": replace.etag} if replace and replace.etag else {"IfNoneMatch": "*"}
 
 
 class SinglePut:
     """A small object: sent in one request at the end, so that it appears whole or not at all."""
 
     part_size = PART
+    journaled = False
 
-    def __init__(self, store: S3Store, key: str, replace: str | None) -> None:
+    def __init__(self, store: S3Store, key: str, replace: Entry | None) -> None:
         self._store, self._key, self._replace = store, key, replace
         self._data = b""
 
@@ -89,6 +90,8 @@ class SinglePut:
     def abort(self) -> None:
         self._data = b""
 
+    close = abort
+
 
 class MultipartUpload:
     """A multipart upload whose identity is recorded in the destination, so that any process can go on with it.
@@ -97,8 +100,10 @@ class MultipartUpload:
     that another process put in between make the completion fail instead of making a mixed object.
     """
 
+    journaled = False
+
     def __init__(
-        self, store: S3Store, key: str, upload_id: str, part: int, record: str, replace: str | None
+        self, store: S3Store, key: str, upload_id: str, part: int, record: str, replace: Entry | None
     ) -> None:
         self.part_size = part
         self._store, self._key, self._id = store, key, upload_id
@@ -157,14 +162,10 @@ class MultipartUpload:
         self._store._call("abort_multipart_upload", self._key, UploadId=self._id)
         self._forget_record()
 
+    def close(self) -> None:
+        """Nothing to do: the server keeps the parts."""
+
     def _forget_record(self) -> None:
         # A record of an upload that is gone does no harm: it is not adopted.
         with contextlib.suppress(StoreError):
             self._store.delete(self._record)
-
-
-def crc64(data: bytes | memoryview) -> str:
-    """CRC64NVME as S3 writes it."""
-    from awscrt.checksums import crc64nvme
-
-    return base64.b64encode(crc64nvme(data).to_bytes(8, "big")).decode()

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckptguard.errors import KeyNotFound, Refused, ShortRead, StoreDenied, StoreError, TargetNotFound
 from ckptguard.model import Entry
 from ckptguard.ports import Traits
+from ckptguard.storage._base import Upload
 
 OPEN_FILES = 64
 
@@ -106,7 +107,9 @@ class LocalStore:
             info = path.stat()
         except OSError as error:
             raise _translate(error, key) from error
-        kind = "file" if stat.S_ISREG(info.st_mode) else "directory" if stat.S_ISDIR(info.st_mode) else "other"
+        kind = (
+            "file" if stat.S_ISREG(info.st_mode) else "directory" if stat.S_ISDIR(info.st_mode) else "other"
+        )
         return Entry(key, info.st_size, info.st_mtime, kind=kind)
 
     # --- reading ------------------------------------------------------------------------------------
@@ -192,7 +195,14 @@ class LocalStore:
             raise _translate(error, key) from error
         finally:
             scratch.unlink(missing_ok=True)
+            self.forget()
         return self.stat(key)
+
+    def receive(self, key: str, size: int, source: str, *, replace: Entry | None = None) -> Upload:
+        """A big file on its way here; see `Receiving`."""
+        from ckptguard.storage._local_upload import LocalUpload
+
+        return LocalUpload(self, key, size, source, replace)
 
     def delete(self, key: str) -> None:
         try:

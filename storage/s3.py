@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import random
 import threading
 import time
@@ -14,6 +13,7 @@ from ckptguard.errors import KeyNotFound, ShortRead, StoreError, TargetNotFound
 from ckptguard.model import Entry
 from ckptguard.ports import Traits
 from ckptguard.storage._base import Checksum, DeletedObject, ExpiryRule, OpenUpload, Proof, Retention, Upload
+from ckptguard.storage._crc64 import crc64
 from ckptguard.storage._s3_client import S3Location, S3Options, make_client, parse_url
 from ckptguard.storage._s3_errors import ObjectChanged, error_code, translate, translated
 from ckptguard.storage._s3_rules import read_retention
@@ -292,14 +292,14 @@ class S3Store:
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None) -> Entry:
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
-        self._call("put_object", key, Body=data, ChecksumCRC64NVME=_crc64(data), **condition)
+        self._call("put_object", key, Body=data, ChecksumCRC64NVME=crc64(data), **condition)
         return self.stat(key)
 
     def delete(self, key: str) -> None:
         self._call("delete_object", key)
         self._seen.pop(key, None)
 
-    def receive(self, key: str, size: int, source: str, *, replace: str | None = None) -> Upload:
+    def receive(self, key: str, size: int, source: str, *, replace: Entry | None = None) -> Upload:
         return adopt_or_begin(self, key, size, source, replace)
 
     def forget(self) -> None:
@@ -364,12 +364,6 @@ def _checksums(head: dict[str, Any]) -> Iterator[Checksum]:
         if value:
             digest, dash, _ = value.partition("-")
             yield Checksum(name.lower(), digest, bool(dash) or head.get("ChecksumType") == "COMPOSITE")
-
-
-def _crc64(data: bytes) -> str:
-    from awscrt.checksums import crc64nvme
-
-    return base64.b64encode(crc64nvme(data).to_bytes(8, "big")).decode()
 
 
 def _epoch(when: datetime) -> float:
