@@ -1,0 +1,104 @@
+"""Pure decisions: findings and coverage become a verdict; verdicts become what to resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckptguard.model import (
+    CheckpointFacts,
+    Coverage,
+    Effect,
+    Evidence,
+    Finding,
+    Health,
+    Resume,
+    Severity,
+    Verdict,
+)
+
+
+def worst_effect(findings: Iterable[Finding]) -> Effect:
+    return max((f.effect for f in findings), key=lambda e: e.rank, default=Effect.NONE)
+
+
+def resume_of(findings: Sequence[Finding], *, writing: bool = False) -> Resume:
+    """The worst effect as a word. A save that is still being written is no fault."""
+    if writing:
+        return Resume.WRITING
+    return {
+        Effect.NONE: Resume.EXACT,
+        Effect.LOSSY: Resume.LOSSY,
+        Effect.UNKNOWN: Resume.UNKNOWN,
+        Effect.UNSAFE: Resume.UNSAFE,
+    }[worst_effect(findings)]
+
+
+def is_writing(facts: CheckpointFacts, findings: Sequence[Finding], now: float, grace: float) -> bool:
+    """Not finished, and changed within the grace period: young and incomplete is a save in progress."""
+    if now - facts.manifest.modified >= grace:
+        return False
+    unfinished = not facts.manifest.finished or any(f.effect is Effect.UNSAFE for f in findings)
+    return unfinished and not any(f.code in ("unsafe-pickle", "crc-mismatch", "digest-mismatch", "nonfinite-weights") for f in findings)
+
+
+def judge(
+    facts: CheckpointFacts,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    *,
+    path: str,
+    now: float,
+    grace: float,
+    required: Evidence | None = None,
+    health: Health | None = None,
+) -> Verdict:
+    """The verdict on one checkpoint. Pure: the same facts give the same verdict.
+
+    `required`: anything less proven counts as unknown.
+    """
+    shown = sorted(findings, key=lambda f: (-f.severity.rank, -f.effect.rank, f.code, f.subject))
+    writing = is_writing(facts, findings, now, grace)
+    resume = resume_of(findings, writing=writing)
+    if writing:
+        shown = [f for f in shown if f.severity < Severity.ERROR]
+    if required is not None and facts.evidence < required and resume.safe:
+        resume = Resume.UNKNOWN
+    return Verdict(
+        path=path,
+        layout=facts.state.layout or facts.manifest.layout,
+        step=facts.step,
+        resume=resume,
+        evidence=facts.evidence,
+        files=len(facts.manifest.files),
+        bytes=facts.manifest.size,
+        components=dict(facts.state.components),
+        gaps=facts.manifest.gaps,
+        coverage=coverage,
+        health=health or Health(),
+        findings=tuple(shown),
+        attempt=facts.state.attributes.get("attempt"),
+        modified=facts.manifest.modified,
+    )
+
+
+def newest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """By step, then attempt, then time; a checkpoint without a known step comes last."""
+    return sorted(verdicts, key=lambda v: (v.step is not None, v.step or 0, v.attempt or 0, v.modified), reverse=True)
+
+
+def newest_safe(verdicts: Iterable[Verdict]) -> Verdict | None:
+    return next((v for v in newest_first(verdicts) if v.resume.safe), None)
+
+
+def resume_from(verdicts: Sequence[Verdict], *, allow_lossy: bool = False) -> Verdict | None:
+    """The newest that is as complete as the run allows; with `allow_lossy` the newest safe one."""
+    if allow_lossy:
+        return newest_safe(verdicts)
+    return next((v for v in newest_first(verdicts) if v.as_complete_as_the_run_allows), None)
+
+
+def must_look_further(seen: Sequence[Verdict], *, allow_lossy: bool) -> bool:
+    """Whether older checkpoints can still change what to resume from, looking newest first."""
+    if resume_from(seen, allow_lossy=allow_lossy) is not None:
+        return False
+    return True

@@ -1,0 +1,162 @@
+"""One `torch.save` file a checkpoint, as plain training loops write them: any key names, any file names.
+
+Files of one save that differ by role or rank (`model_100.pt`, `optim_100_rank0.pt`, `meta_100.json`) are one checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ckptguard.layouts._base import LayoutBase, is_temporary, link_pointer, series_of, step_in, text_pointer
+from ckptguard.layouts._state import Builder, holds_training_state
+from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile, Pointer, Role, State
+from ckptguard.ports import Resolve
+
+ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl", ".pth.tar", ".pt.tar", ".model", ".checkpoint")
+POINTERS = ("latest", "latest.txt", "latest_checkpoint", "latest_checkpoint.txt", "last", "last.txt", "last_checkpoint", "checkpoint", "LATEST", "last_checkpoint.txt")
+LINK = re.compile(r"^(latest|last|newest|current|best)([._-].*)?$|[._-](latest|last|newest|current|best)\.\w+$", re.IGNORECASE)
+SPEAKING = re.compile(r"ckpt|checkpoint|chkpt|snapshot|weights|model|last|best|latest|final|state", re.IGNORECASE)
+ROLE = re.compile(
+    r"(?P<role>optimizer|optim|opt|model|meta|scheduler|sched|scaler|rng|dataloader|loader|state|ema|weights|trainer|train_state|training_state)", re.IGNORECASE
+)
+RANK = re.compile(r"[._-]?rank[._-]?(\d+)", re.IGNORECASE)
+ROLES = {
+    "optimizer": Role.OPTIMIZER, "optim": Role.OPTIMIZER, "opt": Role.OPTIMIZER, "model": Role.MODEL, "weights": Role.MODEL,
+    "meta": Role.TRAINER_STATE, "scheduler": Role.SCHEDULER, "sched": Role.SCHEDULER, "scaler": Role.SCALER, "rng": Role.RNG,
+    "dataloader": Role.DATALOADER, "loader": Role.DATALOADER, "ema": Role.EMA,
+}  # fmt: skip
+
+
+class TorchFile(LayoutBase):
+    name = "torch-file"
+    order = 1700
+
+    def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
+        loose = [e for n, e in sorted(directory.files.items()) if self._is_candidate(n, e)]
+        groups: dict[tuple[int, str], list[Entry]] = defaultdict(list)
+        alone: list[Entry] = []
+        for entry in loose:
+            step = step_in(entry.name)
+            split = step is not None and (ROLE.search(_stem(entry.name)) or RANK.search(entry.name))
+            if split and not is_temporary(entry.name):
+                groups[step, ""].append(entry)  # type: ignore[index]
+            else:
+                alone.append(entry)
+        claims = []
+        for (step, _), members in sorted(groups.items()):
+            if self._is_one_save(members):
+                claims.append(self._several(directory, step, members))
+            else:
+                alone += members
+        return claims + [self._one(directory, e, alone) for e in sorted(alone, key=lambda e: e.key)]
+
+    @staticmethod
+    def _is_candidate(name: str, entry: Entry) -> bool:
+        if entry.kind == "link" and entry.resolved is not None or entry.kind not in ("file", "link"):
+            return False
+        if entry.kind == "link":  # dangling: a pointer, not a checkpoint
+            return False
+        bare = name
+        if is_temporary(name):
+            bare = re.sub(r"\.(tmp|temp|part|partial|dirty|incomplete|writing)([.-]?\w*)?$|~$", "", name, flags=re.IGNORECASE)
+        return bare.lower().endswith(ENDINGS) and not name.startswith("events.")
+
+    @staticmethod
+    def _is_one_save(members: Sequence[Entry]) -> bool:
+        roles = {_role(e.name) for e in members}
+        ranks = [RANK.search(e.name) for e in members]
+        return len(members) > 1 and (len(roles) == len(members) or any(ranks)) and Role.MODEL in roles
+
+    def _one(self, directory: Directory, entry: Entry, alone: Sequence[Entry]) -> Manifest:
+        name = entry.name
+        series = series_of(name)
+        step = step_in(name)
+        speaks = step is not None or bool(SPEAKING.search(name)) or sum(series_of(e.name) == series for e in alone) > 1
+        if entry.size <= 4096 and LINK.match(name) and entry.size < min((e.size for e in alone if e is not entry), default=0):
+            speaks = False  # a link whose store knows no links is a small file that holds the name
+        return Manifest(
+            path=entry.key,
+            layout=self.name,
+            files=(ManifestFile(name, entry, Role.BUNDLE, "torch"),),
+            step=step,
+            carries=frozenset({"model", "optimizer", "rng"}),
+            certain=speaks and step is not None,
+            temporary=is_temporary(name),
+            finished=not is_temporary(name),
+            series=series,
+            attributes={"one_file": True, "speaks": speaks},
+        )
+
+    def _several(self, directory: Directory, step: int, members: Sequence[Entry]) -> Manifest:
+        files = []
+        for entry in members:
+            rank = RANK.search(entry.name)
+            files.append(ManifestFile(entry.name, entry, _role(entry.name), "torch", int(rank.group(1)) if rank else None))
+        for name, entry in sorted(directory.files.items()):
+            if name.endswith(".json") and step_in(name) == step and entry.kind == "file":
+                files.append(ManifestFile(name, entry, Role.TRAINER_STATE, "json"))
+        main = next(f for f in files if f.role is Role.MODEL)
+        return Manifest(
+            path=main.entry.key,
+            layout=self.name,
+            files=tuple(files),
+            step=step,
+            carries=frozenset({"model", "optimizer", "rng"}),
+            series=series_of(main.name),
+        )
+
+    def interpret(self, manifest: Manifest, files: Mapping[str, FileFacts]) -> State:
+        builder = Builder(manifest)
+        for file in manifest.files:
+            facts = files.get(file.name)
+            if facts is None or facts.tree is None:
+                continue
+            if not holds_training_state(facts.tree) and file.role is Role.BUNDLE:
+                builder.attributes["no_training_state"] = True
+            if file.role is Role.EMA:
+                builder.add_ema(facts.tree if isinstance(facts.tree, dict) else {}, file.name)
+            else:
+                builder.add_tree(facts.tree, file.name, rank=file.rank)
+        _swap_averaged(builder)
+        worlds = [f.rank for f in manifest.files if f.rank is not None]
+        if worlds:
+            builder.topology["world_size"] = max(worlds) + 1
+        for facts in files.values():
+            if isinstance(facts.tree, dict) and isinstance(facts.tree.get("world_size"), int):
+                builder.topology["world_size"] = facts.tree["world_size"]
+        return builder.build()
+
+    def pointers(self, directory: Directory, read: Callable[[str], bytes]) -> Sequence[Pointer]:
+        found = []
+        for name, entry in sorted(directory.files.items()):
+            if name in POINTERS:
+                found.append(text_pointer(directory, name, read))
+            elif entry.kind == "link" and LINK.search(name):
+                found.append(link_pointer(directory, name))
+            elif LINK.search(name) and 0 < entry.size <= 512 and name.lower().endswith(ENDINGS):
+                found.append(text_pointer(directory, name, read))  # a link that a copy turned into its text
+        return tuple(
+            replace(p, kind="best") if re.search(r"best", p.entry.name, re.IGNORECASE) else p for p in found if p is not None
+        )
+
+
+def _stem(name: str) -> str:
+    return RANK.sub("", name.rsplit(".", 1)[0])
+
+
+def _role(name: str) -> Role:
+    match = ROLE.search(_stem(name))
+    return ROLES.get(match.group("role").lower(), Role.OTHER) if match else Role.OTHER
+
+
+def _swap_averaged(builder: Builder) -> None:
+    """A file that holds averaged weights alone is one for inference: they are its only weights."""
+    if builder.ema and not builder.model:
+        builder.model = dict(builder.ema)
+        builder.attributes["only_averaged"] = True
+
+
+LAYOUT = TorchFile()
