@@ -73,7 +73,7 @@ class Seal(_Frozen):
     """Everything recorded of one save. `tensors_from` says whether their digests were taken from memory before the
     bytes were written, or from the file after; `rng` maps a rank to its streams' next draws."""
 
-    schema_version: Literal[1] = Field(1, alias="schema")
+    schema_version: Literal[1] = Field(default=1, alias="schema")
     checkpoint: str
     sealed_by: Literal["recorder", "seal"] = "seal"
     created: float = 0.0
