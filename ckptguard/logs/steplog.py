@@ -37,7 +37,7 @@ class StepLog:
 
     def rows(self, data: bytes) -> tuple[LogRow, ...]:
         """Steps and events in the order of the file; a torn line is skipped. Never raises."""
-        rows = (row_of(values) for values in _objects(data))
+        rows = (row_of(values, span=max(1, whole(values.get("span")) or 1)) for values in _objects(data))
         return tuple(row for row in rows if row is not None)
 
 

@@ -48,16 +48,19 @@ class FixedBatches:
     size: int = 0
     full: bool = False
 
+    @property
+    def count(self) -> int:
+        return len(self.steps)
+
     def add(self, batches: StepBatches) -> bool:
-        """Whether the step was kept. The tensors are copied: a loader may reuse its buffers."""
+        """Whether the step was kept. A loader may reuse its buffers: give `copied` batches."""
         need = _size(batches.micro_batches)
         if self.full or self.size + need > self.budget:
             self.full = True
             return False
-        copied = tuple(_copy(micro) for micro in batches.micro_batches)
-        self.steps.append(StepBatches(batches.step, copied, batches.fingerprint))
+        self.steps.append(batches)
         self.size += need
-        self.full = len(self.steps) >= self.limit
+        self.full = self.count >= self.limit
         return True
 
     def pack(self) -> bytes:
@@ -102,6 +105,13 @@ def unpack(data: bytes, where: str = "batches") -> tuple[StepBatches, ...]:
         )
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise FormatError("bad-header", f"{where}: no fixed batches: {error}") from None
+
+
+def copied(batches: StepBatches) -> StepBatches:
+    """The same batches in memory of their own, on the host."""
+    return StepBatches(
+        batches.step, tuple(_copy(micro) for micro in batches.micro_batches), batches.fingerprint
+    )
 
 
 def _is_tensor(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ckptguard.record.batches import FixedBatches, StepBatches
+from ckptguard.record.batches import FixedBatches, StepBatches, copied
 from ckptguard.record.fingerprints import fingerprint, join_fingerprints
 from ckptguard.record.guard import Once
 
@@ -16,18 +16,19 @@ class Consumed:
 
     fingerprint: str | None
     waited: float
-    write: FixedBatches | None
+    write: tuple[FixedBatches, ...]
 
 
 class Consumption:
-    """Collects between two steps. `limit` and `budget` bound the batches that are kept after a save."""
+    """Collects between two steps. `limit` and `budget` bound what is kept after each save."""
 
     def __init__(self, limit: int, budget: int) -> None:
         self._limit, self._budget = limit, budget
         self._fingerprints: list[str] = []
         self._micro_batches: list[Any] = []
         self._waited = 0.0
-        self._fixed: FixedBatches | None = None
+        # More than one where saves follow each other within `limit` steps.
+        self._open: list[FixedBatches] = []
         self._try_fingerprint = Once("batch fingerprints")
         self.try_batches = Once("fixed batches")
 
@@ -38,24 +39,35 @@ class Consumption:
         if mark is None:
             return  # Not in host memory: keeping the batch would wait for the device as well.
         self._fingerprints.append(mark)
-        if self._fixed is not None and not self._fixed.full and batch is not None:
+        if self._open and batch is not None:
             self._micro_batches.append(batch)
 
     def take(self, step: int) -> Consumed:
         """What was noted since the step before."""
         mark, waited, micro = join_fingerprints(self._fingerprints), self._waited, tuple(self._micro_batches)
         self._fingerprints, self._micro_batches, self._waited = [], [], 0.0
-        fixed = self._fixed
-        if fixed is None or fixed.full or not micro:
-            return Consumed(mark, waited, None)
-        kept = self.try_batches(lambda: fixed.add(StepBatches(step, micro, mark)))
-        # Written again at 1, 2, 4, 8 steps: a run that is killed soon leaves what there was, at twice the writing.
-        due = fixed.full or len(fixed.steps) & (len(fixed.steps) - 1) == 0
-        return Consumed(mark, waited, fixed if kept and due else None)
+        due = self.try_batches(lambda: self._keep(step, micro, mark)) if micro else None
+        return Consumed(mark, waited, tuple(due or ()))
+
+    def _keep(self, step: int, micro: tuple[Any, ...], mark: str | None) -> list[FixedBatches]:
+        batches = copied(StepBatches(step, micro, mark))
+        due = []
+        for fixed in self._open:
+            kept = fixed.add(batches)
+            # Written at 1, 2, 4, 8 steps: a run that is killed soon leaves what there was, at twice the writing.
+            if kept and (fixed.full or fixed.count & (fixed.count - 1) == 0):
+                due.append(fixed)
+        self._open = [fixed for fixed in self._open if not fixed.full]
+        return due
 
     def begin(self, checkpoint: str) -> bool:
         """Start to keep the batches that follow a save; whether that is wanted."""
-        self._micro_batches = []
-        wanted = self._limit > 0 and not self.try_batches.off
-        self._fixed = FixedBatches(checkpoint, self._limit, self._budget) if wanted else None
-        return wanted
+        if self._limit <= 0 or self.try_batches.off:
+            return False
+        self._open = [fixed for fixed in self._open if fixed.checkpoint != checkpoint]
+        self._open.append(FixedBatches(checkpoint, self._limit, self._budget))
+        return True
+
+    def unfinished(self) -> list[FixedBatches]:
+        """Those that hold steps and still wait for more, when nothing more will come."""
+        return [fixed for fixed in self._open if fixed.count]

@@ -167,9 +167,8 @@ class Recorder(Guarded):
             "time": time.time(),
         }
         self._rows.add(step, numbers, values)
-        fixed = consumed.write
-        if fixed is not None:
-            self._later(lambda: self._consumption.try_batches(lambda: self._write_batches(fixed)))
+        for fixed in consumed.write:
+            self._write_batches(fixed)
         self.last_step, self._last = step, began
         self.overhead = self.overhead.plus(self._own + time.perf_counter() - began)
         self._own = 0.0
@@ -279,7 +278,8 @@ class Recorder(Guarded):
             self._replicator.put(draft.checkpoint)
 
     def _write_batches(self, fixed: FixedBatches) -> None:
-        LocalStore(self.run).put(batches_key("", fixed.checkpoint, self.rank), fixed.pack())
+        store, key = LocalStore(self.run), batches_key("", fixed.checkpoint, self.rank)
+        self._later(lambda: self._consumption.try_batches(lambda: store.put(key, fixed.pack())))
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -293,11 +293,13 @@ class Recorder(Guarded):
 
     def close(self) -> None:
         """Flush and stop, replication included. A run that is killed before loses nothing but what waits."""
-        self.flush()
         self._stop()
 
     @guarded
     def _stop(self) -> None:
+        for fixed in self._consumption.unfinished():
+            self._write_batches(fixed)
+        self.flush()
         if self._replicator is not None:
             self._replicator.close()
         self._pool.shutdown()

@@ -293,7 +293,7 @@ for step, batch in enumerate(recorder.watch(torch.randn(4, 256) for _ in range(1
 
 
 def test_kill_at_any_moment_leaves_a_readable_log(tmp_path: Path) -> None:
-    for attempt in (1, 2, 3):
+    for attempt in (1, 2):
         process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE)
         assert process.stdout is not None and process.stdout.readline() == b"go\n"
         time.sleep(0.11 * attempt)
@@ -302,8 +302,8 @@ def test_kill_at_any_moment_leaves_a_readable_log(tmp_path: Path) -> None:
         process.stdout.close()
     lines = (tmp_path / ".ckptguard/steps-0.jsonl").read_bytes().splitlines()
     rows = [json.loads(line) for line in lines]  # every line, also the last one of each attempt
-    assert {row["attempt"] for row in rows} == {1, 2, 3}
-    for attempt in (1, 2, 3):
+    assert {row["attempt"] for row in rows} == {1, 2}
+    for attempt in (1, 2):
         steps = [row["step"] for row in rows if row["attempt"] == attempt and "event" not in row]
         assert steps == list(range(1, len(steps) + 1)) and len(steps) > 3
     read_seal(LocalStore(tmp_path), "", "a.pt")
