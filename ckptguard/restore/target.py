@@ -1,0 +1,281 @@
+"""Finds everything around a checkpoint that a restore is compared with: its run, step, siblings, log, seal and batches.
+
+Torch-free, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ckptguard.errors import CkptguardError, FormatError, TargetNotFound, UsageError
+from ckptguard.logs import read_log, read_logs
+from ckptguard.model import Directory, Entry, LogRow, Tensor
+from ckptguard.record.batches import batches_key
+from ckptguard.restore.held import Held
+from ckptguard.restore.trials import flat_environment
+from ckptguard.seals import OURS, Seal, read_seal
+from ckptguard.storage.local import LocalStore
+
+_COUNTERS = ("global_step", "step", "iteration", "iter", "num_updates", "steps", "train_step", "n_iter", "it")
+_INSIDE = ("trainer_state", "train_state", "training_state", "state", "progress", "meta", "metadata", "app")
+_LOG_DEPTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another checkpoint of the same series. `path` is absolute."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A local checkpoint in its surroundings. `path` and `run` are absolute, `given` is what the user wrote."""
+
+    given: str
+    path: Path
+    run: Path
+    layout: str
+    step: int | None
+    siblings: tuple[Sibling, ...] = ()
+    rows: tuple[LogRow, ...] = ()
+    seal: Seal | None = None
+    seal_trouble: str = ""
+    batches: Path | None = None
+    environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def attempt(self) -> int | None:
+        return self.seal.attempt if self.seal is not None else None
+
+    def earlier(self) -> tuple[Sibling, ...]:
+        """Siblings before it, the nearest first."""
+        before = [s for s in self.siblings if self.step is not None and s.step < self.step]
+        return tuple(sorted(before, key=lambda s: -s.step))
+
+    def next_within(self, steps: int) -> Sibling | None:
+        """The nearest later sibling at most so many steps away."""
+        if self.step is None:
+            return None
+        later = [s for s in self.siblings if self.step < s.step <= self.step + steps]
+        return min(later, key=lambda s: s.step, default=None)
+
+
+def find_target(given: str, log: str | None = None) -> Target:
+    """The checkpoint and its surroundings. Raises TargetNotFound, UsageError, StoreError."""
+    if "://" in given:
+        raise UsageError(
+            f"{given}: only local checkpoints can be restored", "copy it first: ckptguard replicate"
+        )
+    path = Path(given)
+    if not path.exists():
+        raise TargetNotFound(f"{given}: no such file or directory", "check the path; is the volume mounted?")
+    path = path.absolute()
+    run = run_of(path)
+    step = step_of(path)
+    seal, trouble = _seal(run, path)
+    rows = _rows(run, log)
+    batches = run / batches_key("", path.relative_to(run).as_posix())
+    return Target(
+        given=given,
+        path=path,
+        run=run,
+        layout=layout_of(path),
+        step=seal.step if seal is not None and seal.step is not None else step,
+        siblings=_siblings(path),
+        rows=rows,
+        seal=seal,
+        seal_trouble=trouble,
+        batches=batches if batches.is_file() else None,
+        environment=_environment(seal, rows),
+        gaps=("rng",) if layout_of(path) == "lightning" else (),
+    )
+
+
+def run_of(path: Path) -> Path:
+    """The directory that holds what was recorded of the run, else its log, else the checkpoint's parent."""
+    near = [path.parent, path.parent.parent]
+    for folder in near:
+        if (folder / OURS).is_dir():
+            return folder
+    for folder in near:
+        if (
+            any(folder.glob("*.jsonl"))
+            or any(folder.glob("*.csv"))
+            or (folder / "trainer_state.json").is_file()
+        ):
+            return folder
+    return path.parent
+
+
+def layout_of(path: Path) -> str:
+    """The layout, as far as a restore must tell them apart."""
+    if path.is_file():
+        return "lightning" if path.suffix == ".ckpt" else "torch-file"
+    if (path / "trainer_state.json").is_file() or (path / "training_args.bin").is_file():
+        return "hf-trainer"
+    if any(path.glob("random_states_*.pkl")):
+        return "accelerate"
+    if (path / ".metadata").is_file():
+        return "dcp"
+    return "safetensors" if any(path.glob("*.safetensors")) else "torch-file"
+
+
+# --- the step ---------------------------------------------------------------------------------------------
+
+
+def step_of(path: Path) -> int | None:
+    """The optimizer step that a checkpoint states, in its content before its name; None where neither says."""
+    stated = _stated_step(path)
+    return stated if stated is not None else _named_step(path.name)
+
+
+def _stated_step(path: Path) -> int | None:
+    try:
+        held = Held(str(path))
+        state = held.trainer_state()
+        if state:
+            return _whole(state.get("global_step"))
+        if held.is_file:
+            return _counter(held.tree(held.root.name))
+        for file in sorted(path.glob("*.pt")):
+            if (step := _counter(held.tree(file.name))) is not None:
+                return step
+    except CkptguardError:
+        return None  # the restore itself will say what is wrong with it
+    return None
+
+
+def _counter(tree: Any) -> int | None:
+    if not isinstance(tree, Mapping):
+        return None
+    for name in _COUNTERS:
+        if (step := _whole(tree.get(name))) is not None:
+            return step
+    for name in _INSIDE:
+        inner = tree.get(name)
+        if (
+            isinstance(inner, Mapping)
+            and (step := _counter({k: inner.get(k) for k in _COUNTERS})) is not None
+        ):
+            return step
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, Tensor):
+        value = value.scalar()
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < 0:
+        return None
+    return int(value) if value == int(value) else None
+
+
+def _named_step(name: str) -> int | None:
+    """The number that a name carries: the one after "step" or "iter", else the last one."""
+    match = re.search(r"(?:step|iter(?:ation)?|ba)[=_-]?(\d+)", name)
+    numbers = [match[1]] if match else re.findall(r"\d+", name)
+    return int(numbers[-1]) if numbers else None
+
+
+def _siblings(path: Path) -> tuple[Sibling, ...]:
+    """Checkpoints whose names differ from this one's in their numbers only."""
+    pattern = re.sub(r"\d+", "#", path.name)
+    if "#" not in pattern:
+        return ()
+    found = []
+    for other in sorted(path.parent.iterdir()):
+        if other.name == path.name or re.sub(r"\d+", "#", other.name) != pattern:
+            continue
+        if other.is_symlink() or other.is_file() != path.is_file():
+            continue
+        step = step_of(other)
+        if step is not None:
+            found.append(Sibling(other, step))
+    return tuple(found)
+
+
+# --- what was recorded --------------------------------------------------------------------------------------
+
+
+def _seal(run: Path, path: Path) -> tuple[Seal | None, str]:
+    """(the seal of this very save, or None; why a seal that is there cannot be used)."""
+    store = LocalStore(run)
+    name = path.relative_to(run).as_posix()
+    try:
+        seal = read_seal(store, "", name)
+    except FormatError as error:
+        return None, error.args[0]
+    if seal is None:
+        return None, ""
+    # Files are named relative to the checkpoint; a checkpoint of one file by its own name.
+    prefix = "" if path.is_dir() else f"{name.rpartition('/')[0]}/".lstrip("/")
+    base = f"{name}/" if path.is_dir() else prefix
+    entries = {}
+    for file in seal.files:
+        if (run / f"{base}{file}").is_file():
+            entries[file] = store.stat(f"{base}{file}")
+    if seal.stale_for(entries):
+        return None, "its seal is of an earlier save of the same name"
+    return seal, ""
+
+
+def _rows(run: Path, log: str | None) -> tuple[LogRow, ...]:
+    if log is None:
+        return read_logs(LocalStore(run), _directory(run))
+    path = Path(log)
+    if not path.exists():
+        raise TargetNotFound(f"{log}: no such log", "check --log")
+    if path.is_dir():
+        return read_logs(LocalStore(path), _directory(path))
+    return read_log(LocalStore(path.absolute().parent), path.name)
+
+
+def _directory(root: Path, key: str = "", depth: int = _LOG_DEPTH) -> Directory:
+    """The listing in which logs are looked for: the run, its checkpoints, and what was recorded of it."""
+    files: dict[str, Entry] = {}
+    dirs: dict[str, Directory] = {}
+    for item in sorted((root / key).iterdir() if key else root.iterdir()):
+        below = f"{key}/{item.name}" if key else item.name
+        if item.is_symlink():
+            continue
+        if item.is_dir() and depth:
+            dirs[item.name] = _directory(root, below, depth - 1)
+        elif item.is_file():
+            info = item.stat()
+            files[item.name] = Entry(below, info.st_size, info.st_mtime)
+    return Directory(key, files, dirs)
+
+
+def _environment(seal: Seal | None, rows: Sequence[LogRow]) -> Mapping[str, Any]:
+    """Where the recorded steps were computed: by the seal, else by the log's last start before them."""
+    if seal is not None and seal.environment:
+        return flat_environment(seal.versions, seal.environment)
+    starts = [row.extra for row in rows if row.extra.get("event") == "start"]
+    kinds = {str(sorted(dict(start.get("environment") or {}).items())) for start in starts}
+    if len(kinds) != 1 or not isinstance(starts[0].get("environment"), Mapping):
+        return {}
+    return flat_environment(starts[0].get("versions") or {}, starts[0]["environment"])
+
+
+def listing(run: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file below the run: what must be the same before and after."""
+    found = {}
+    for path in sorted(run.rglob("*")):
+        try:
+            info = path.lstat()
+        except OSError:
+            continue
+        if not path.is_dir() or path.is_symlink():
+            found[path.relative_to(run).as_posix()] = (info.st_size, info.st_mtime_ns)
+    return found

@@ -1,0 +1,171 @@
+"""One trial, seen from outside: starts the child process, and makes a Trial of what it reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ckptguard.errors import OutOfMemory, RecipeError, TimedOut
+from ckptguard.model import NotRun
+from ckptguard.restore.model import Difference, Fault, Limits, Order, StepNumbers, Trial
+from ckptguard.restore.processes import Ended, run
+
+Progress = Callable[[str], None]
+
+# Nothing of a replay may reach a tracker of experiments.
+_SILENT = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "DISABLED",
+    "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "offline",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+TAIL = 2000
+
+
+def run_trial(order: Order, limits: Limits, progress: Progress = lambda text: None) -> Trial:
+    """Run one trial in a child process. Raises TimedOut, OutOfMemory, RecipeError for what is not the checkpoint's fault."""
+    with tempfile.TemporaryDirectory(prefix="ckptguard-restore-") as scratch:
+        folder = Path(scratch)
+        order = replace(order, scratch=str(folder / "scratch"))
+        (folder / "scratch").mkdir()
+        (folder / "order.json").write_text(json.dumps(asdict(order)), encoding="utf-8")
+        events = folder / "events.jsonl"
+        command = [sys.executable, "-m", "ckptguard.restore.worker", str(folder / "order.json"), str(events)]
+        watch = _Watch(events, progress)
+        with (folder / "output").open("w+b") as output:
+            ended = run(
+                command, limits, output=output, env=_environment(order), until=watch.look, look_every=0.5
+            )
+            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+            tail = output.read().decode(errors="replace")
+        trial = fold(read_events(events))
+    return _settle(trial, ended, tail)
+
+
+def _environment(order: Order) -> dict[str, str]:
+    env = {**os.environ, **_SILENT, "PYTHONUNBUFFERED": "1"}
+    kind, _, index = order.device.partition(":")
+    if kind == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    elif kind == "cuda" and index and "CUDA_VISIBLE_DEVICES" not in env:
+        # Libraries that choose a device by themselves must choose this one.
+        env["CUDA_VISIBLE_DEVICES"] = index
+    # MODULE:NAME is looked up from where the user stands.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), env.get("PYTHONPATH", "")]))
+    return env
+
+
+def _settle(trial: Trial, ended: Ended, tail: str) -> Trial:
+    """Raise what is an error of ours or of the recipe; keep what speaks of the checkpoint."""
+    fault = trial.fault
+    if fault is None and ended.status != 0:
+        status = ended.status or 0
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
+        hint = "the machine ran out of memory?" if status == -9 else ""
+        message = f"the child process {how} before it was done"
+        if status == -9:
+            raise OutOfMemory(message, hint)
+        raise RecipeError(f"{message}{_quoted(tail)}", hint)
+    if fault is None:
+        return trial
+    if fault.kind == "memory":
+        raise OutOfMemory(fault.message, fault.hint)
+    if fault.kind == "timeout":
+        raise TimedOut(fault.message, fault.hint)
+    if fault.kind == "recipe":
+        raise RecipeError(fault.message, fault.hint or _quoted(fault.detail).strip())
+    return trial
+
+
+def _quoted(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()][-6:]
+    return "\n" + "\n".join(f"  | {line}" for line in lines) if lines else ""
+
+
+class _Watch:
+    """Passes the child's stages on as progress. Never ends the child."""
+
+    def __init__(self, events: Path, progress: Progress) -> None:
+        self._events = events
+        self._progress = progress
+        self._shown = 0
+
+    def look(self) -> bool:
+        events = read_events(self._events)
+        for event in events[self._shown :]:
+            self._progress(_shown(event))
+        self._shown = len(events)
+        return False
+
+
+def _shown(event: Mapping[str, Any]) -> str:
+    if event["event"] == "step":
+        return f"replayed step {event.get('step')}: loss {event.get('loss')}"
+    return {"loaded": "loaded", "state": "state compared"}.get(event["event"], "")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The whole lines that the child wrote; a torn last one is no event yet."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def fold(events: Iterable[Mapping[str, Any]]) -> Trial:
+    """The trial that a sequence of events describes. Pure."""
+    trial = Trial()
+    for event in events:
+        values = {key: value for key, value in event.items() if key != "event"}
+        match event["event"]:
+            case "environment":
+                trial = replace(trial, device=values["device"], environment=_flat(values["environment"]))
+            case "state":
+                found = tuple(Difference(**d) for d in values["differences"])
+                trial = replace(trial, compared=values["compared"], state=found)
+            case "rng":
+                draws = {stream: tuple(words) for stream, words in values["draws"].items()}
+                trial = replace(trial, rng_restored=tuple(values["restored"]), draws=draws)
+            case "probe":
+                trial = replace(trial, probe=values["loss"])
+            case "step":
+                trial = replace(trial, steps=(*trial.steps, StepNumbers(**values)))
+            case "against":
+                found = tuple(Difference(**d) for d in values["differences"])
+                trial = replace(trial, against_compared=values["compared"], against=found, end=values["end"])
+            case "fixed_batches":
+                trial = replace(trial, fixed_batches=True)
+            case "not_run":
+                trial = replace(trial, not_run=(*trial.not_run, NotRun(**values)))
+            case "fault":
+                trial = replace(trial, fault=Fault(**values))
+            case "done":
+                trial = replace(trial, seconds=values["seconds"])
+    return trial
+
+
+COMPARED_VERSIONS = ("torch", "transformers", "numpy")
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an environment decides numbers, as one flat map."""
+    return flat_environment(environment.get("versions", {}), environment)
+
+
+def flat_environment(versions: Mapping[str, str], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions of the libraries that compute, and everything that the recorder states of the machine."""
+    flat = {key: value for key, value in environment.items() if key != "versions"}
+    flat |= {name: versions[name] for name in COMPARED_VERSIONS if name in versions}
+    return flat

@@ -1,0 +1,126 @@
+"""The child process: one trial. Started as `python -m ckptguard.restore.worker ORDER EVENTS`; the only importer of torch."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import ckptguard
+from ckptguard.errors import RecipeError
+from ckptguard.restore import plain, recipes
+from ckptguard.restore.held import Refused
+from ckptguard.restore.loading import Misfit
+from ckptguard.restore.model import Fault, Order
+from ckptguard.restore.session import Session, Stop, tail_of
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def main(arguments: list[str]) -> int:
+    order_file, events = arguments
+    _die_with_parent()
+    order = Order(**json.loads(Path(order_file).read_text(encoding="utf-8")))
+    session: Session | None = None
+    try:
+        session = Session(order, Path(events))
+        _trial(session)
+        session.done()
+        status = 0
+    except Stop:
+        if session is not None:
+            session.done()
+        status = 0
+    except BaseException as error:  # noqa: BLE001  everything that the user's code can do is reported
+        _report(Path(events), _fault_of(error))
+        status = 1
+    # The user's threads and finalizers have no say in when this process ends.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _trial(session: Session) -> None:
+    """Find the recipe, prepare the process like the recorded one, and run the trial of its kind."""
+    order = session.order
+    if "transformers" in _imports(order.recipe):
+        from ckptguard.restore import trainer
+
+        trainer.quiet_the_library()
+    import torch
+
+    if order.threads:
+        torch.set_num_threads(order.threads)
+    found = recipes.find_recipe(order.recipe)
+    device = order.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if found.kind == "trainer":
+        from ckptguard.restore import trainer
+
+        trainer.run(session, found.recipe, device)
+    elif found.kind == "lightning":
+        from ckptguard.restore import lightning
+
+        lightning.run(session, found.recipe, device)
+    else:
+        plain.run(session, found.recipe, device)
+
+
+def _imports(spec: str) -> str:
+    """The recipe's text, to see which libraries it speaks of; "" for a module that is found by name."""
+    where, _ = recipes.split_spec(spec)
+    path = Path(where)
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "transformers"
+
+
+def _fault_of(error: BaseException) -> Fault:
+    detail = tail_of(error)
+    if isinstance(error, Misfit):
+        return Fault("misfit", error.message, error.hint, detail)
+    if isinstance(error, Refused):
+        return Fault("restore", error.message, error.hint, detail)
+    if isinstance(error, RecipeError):
+        return Fault("recipe", error.message, error.hint, detail)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Fault("memory", f"the child process ran out of memory: {error}", detail=detail)
+    where = _place_in_user_code(error)
+    text = str(error).strip().splitlines()
+    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return Fault("recipe", f"the recipe raised {said}{where}", detail=detail)
+
+
+def _place_in_user_code(error: BaseException) -> str:
+    """The last line of a file that belongs to no library."""
+    place = ""
+    ours = str(Path(ckptguard.__file__).parent)
+    trace: Any = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in name and not name.startswith((ours, "<")):
+            place = f" ({Path(name).name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return place
+
+
+def _report(events: Path, fault: Fault) -> None:
+    with events.open("a", encoding="utf-8") as file:
+        values = {"event": "fault", "kind": fault.kind, "message": fault.message, "hint": fault.hint}
+        file.write(json.dumps({**values, "detail": fault.detail}) + "\n")
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed cannot end its child: ask the kernel to. A kernel killed for memory takes us first."""
+    try:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except (OSError, AttributeError):
+        pass  # not Linux
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
