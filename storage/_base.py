@@ -155,4 +155,7 @@ class Keeping(Protocol):
     def retention(self) -> Retention:
         """The rules of the bucket that concern this store's keys; what may not be asked is named, not raised."""
 
+    def full_key(self, key: str) -> str:
+        """The key as the store's own rules know it."""
+
     def abort_upload(self, upload: OpenUpload) -> None: ...

@@ -285,6 +285,9 @@ class S3Store:
         for key, when in sorted(marked.items()):
             yield DeletedObject(key[cut:], when, newest[key][1] if key in newest else None)
 
+    def full_key(self, key: str) -> str:
+        return self.location.key(key)
+
     def retention(self) -> Retention:
         return read_retention(lambda operation: self._call(operation, None), self.location.prefix)
 

@@ -13,7 +13,7 @@ from ckptguard.model import Entry
 from ckptguard.ports import Store
 from ckptguard.storage._base import PartReceipt, Proof, Proving, Receiving, Upload
 from ckptguard.storage._crc64 import crc64, decode, encode, join
-from ckptguard.storage.checksums import Answer, compare, crc64_of
+from ckptguard.storage.checksums import Answer, Comparison, compare, crc64_of
 
 THREADS = 4
 BLOCK = 8 << 20
@@ -169,9 +169,9 @@ class Copier:
                 if outcome.answer is not Answer.UNKNOWN:
                     return outcome.answer is Answer.SAME
         if isinstance(self.source, Proving) and isinstance(self.destination, Proving):
-            shared = _shared(self.source.proof(key), self.destination.proof(to))
+            shared = shared_checksum(self.source.proof(key), self.destination.proof(to))
             if shared is not None:
-                return shared
+                return shared.answer is Answer.SAME
         size = self.source.stat(key).size
         if size != self.destination.stat(to).size:
             return False
@@ -201,14 +201,16 @@ def differing_blocks(
                 yield start, min(block, size - start)
 
 
-def _shared(one: Proof, other: Proof) -> bool | None:
-    """Whether two objects are equal by a checksum of the whole that both stores keep; None where they share none."""
+def shared_checksum(one: Proof, other: Proof) -> Comparison | None:
+    """Two objects compared by a checksum of the whole that both stores keep; None where they share none."""
     if one.entry.size != other.entry.size:
-        return False
+        return Comparison(Answer.DIFFERENT, "size", str(other.entry.size), str(one.entry.size))
     values = {c.algorithm: c.value for c in one.checksums if not c.composite}
-    for checksum in other.checksums:
-        if not checksum.composite and checksum.algorithm in values:
-            return values[checksum.algorithm] == checksum.value
+    for stated in other.checksums:
+        if not stated.composite and stated.algorithm in values:
+            mine = values[stated.algorithm]
+            answer = Answer.SAME if mine == stated.value else Answer.DIFFERENT
+            return Comparison(answer, f"{stated.algorithm.upper()} of both stores", stated.value, mine)
     return None
 
 
