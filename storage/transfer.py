@@ -158,6 +158,15 @@ class Copier:
             )
         return by
 
+    def checksum(self, to: str) -> str:
+        """The CRC64NVME of a file of the destination: as the store states it, else by reading it. Raises StoreError."""
+        store = self.destination
+        if isinstance(store, Proving):
+            for checksum in store.proof(to).checksums:
+                if checksum.algorithm == "crc64nvme" and not checksum.composite:
+                    return checksum.value
+        return encode(crc64_of(store, to, store.stat(to).size, self._pool))
+
     def same(self, key: str, to: str) -> bool:
         """Whether two existing files are equal: by the checksums of either store, else byte by byte. Raises StoreError."""
         for near, near_key, far, far_key in (
