@@ -230,12 +230,13 @@ class Recorder(Guarded):
     ) -> None:
         timings = {"before": evidence.seconds} | ({} if seconds is None else {"save": seconds})
         cost = {"recorder_mean": self.overhead.mean, "recorder_worst": self.overhead.worst}
-        self.event("save", step, checkpoint=str(checkpoint), **timings, **cost)
         try:
             key = checkpoint_key(self.run, checkpoint)
         except ValueError as error:
+            self.event("save", step, checkpoint=str(checkpoint), **timings, **cost)
             LOG.warning("ckptguard writes no seal: %s", error)
             return
+        self.event("save", step, checkpoint=key, **timings, **cost)
         # What followed an earlier save of that name does not follow this one.
         forget_batches(self.run, key, self.rank)
         keeps = self._consumption.begin(key)
