@@ -77,7 +77,7 @@ def probe_loss(parts: dict[str, Any]) -> torch.Tensor:
     """The loss on one fixed batch."""
     batch = TextLoader(read_text(), context=CONTEXT, batch=BATCH, seed=SEED + 1).next()
     loss: torch.Tensor = parts["model"](batch.to(next(parts["model"].parameters()).device))
-    return loss
+    return loss.detach()
 
 
 def state_of(parts: dict[str, Any], step: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ckptguard.errors import FormatError
+from ckptguard.record.fingerprints import native
 from ckptguard.seals import OURS
 
 SCHEMA = 1
@@ -154,7 +155,7 @@ def _flatten(value: Any, name: str, tensors: dict[str, Any]) -> dict[str, Any]:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         import torch
 
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[name] = torch.from_numpy(native(value))
         return {"array": name}
     if isinstance(value, Mapping):
         return {

@@ -40,8 +40,8 @@ def _feed(hasher: xxhash.xxh3_128, value: Any) -> None:
         hasher.update(f"array {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} ".encode())
         hasher.update(raw.data)
     elif isinstance(value, np.ndarray | np.generic):
-        array = np.ascontiguousarray(value)
-        hasher.update(f"array {array.dtype.name} {tuple(np.shape(value))} ".encode())
+        array = native(value)
+        hasher.update(f"array {array.dtype.name} {array.shape} ".encode())
         # Objects have addresses where their bytes should be.
         hasher.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes())
     elif isinstance(value, Mapping):
@@ -59,6 +59,12 @@ def _feed(hasher: xxhash.xxh3_128, value: Any) -> None:
         hasher.update(f"{type(value).__name__} {value!r} ".encode())
     else:
         hasher.update(f"object {type(value).__qualname__} ".encode())
+
+
+def native(value: Any) -> np.ndarray:
+    """The array in the byte order of this machine and in C order; a view where it is that already."""
+    array = np.asarray(value)
+    return array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
 
 
 def tensor_bytes(tensor: Any) -> np.ndarray:
