@@ -26,7 +26,9 @@ def restore_document(report: RestoreReport) -> dict[str, Any]:
         "noise": {
             "repeats": noise.repeats,
             **{metric: plain(noise.largest(metric)) for metric in ("loss", "grad_norm")},
-            "gap": None if noise.gap is None else {m: plain(max(c, default=0.0)) for m, c in noise.gap.items()},
+            "gap": None
+            if noise.gap is None
+            else {m: plain(max(c, default=0.0)) for m, c in noise.gap.items()},
             "calibrated_on": noise.calibrated_on,
         },
         "findings": [

@@ -98,7 +98,7 @@ def find_target(given: str, log: str | None = None) -> Target:
         seal=seal,
         seal_trouble=trouble,
         batches=batches if batches.is_file() else None,
-        environment=_environment(seal, rows),
+        environment=recorded_environment(seal, rows),
         gaps=("rng",) if layout_of(path) == "lightning" else (),
     )
 
@@ -232,16 +232,16 @@ def _seal(run: Path, path: Path) -> tuple[Seal | None, str]:
 
 def _rows(run: Path, log: str | None) -> tuple[LogRow, ...]:
     if log is None:
-        return read_logs(LocalStore(run), _directory(run))
+        return read_logs(LocalStore(run), directory(run))
     path = Path(log)
     if not path.exists():
         raise TargetNotFound(f"{log}: no such log", "check --log")
     if path.is_dir():
-        return read_logs(LocalStore(path), _directory(path))
+        return read_logs(LocalStore(path), directory(path))
     return read_log(LocalStore(path.absolute().parent), path.name)
 
 
-def _directory(root: Path, key: str = "", depth: int = _LOG_DEPTH) -> Directory:
+def directory(root: Path, key: str = "", depth: int = _LOG_DEPTH) -> Directory:
     """The listing in which logs are looked for: the run, its checkpoints, and what was recorded of it."""
     files: dict[str, Entry] = {}
     dirs: dict[str, Directory] = {}
@@ -250,14 +250,14 @@ def _directory(root: Path, key: str = "", depth: int = _LOG_DEPTH) -> Directory:
         if item.is_symlink():
             continue
         if item.is_dir() and depth:
-            dirs[item.name] = _directory(root, below, depth - 1)
+            dirs[item.name] = directory(root, below, depth - 1)
         elif item.is_file():
             info = item.stat()
             files[item.name] = Entry(below, info.st_size, info.st_mtime)
     return Directory(key, files, dirs)
 
 
-def _environment(seal: Seal | None, rows: Sequence[LogRow]) -> Mapping[str, Any]:
+def recorded_environment(seal: Seal | None, rows: Sequence[LogRow]) -> Mapping[str, Any]:
     """Where the recorded steps were computed: by the seal, else by the log's last start before them."""
     if seal is not None and seal.environment:
         return flat_environment(seal.versions, seal.environment)

@@ -19,7 +19,7 @@ from ckptguard.restore.processes import Ended, run
 Progress = Callable[[str], None]
 
 # Nothing of a replay may reach a tracker of experiments.
-_SILENT = {
+SILENT_TRACKERS = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "DISABLED",
     "CLEARML_OFFLINE_MODE": "1",
@@ -50,7 +50,7 @@ def run_trial(order: Order, limits: Limits, progress: Progress = lambda text: No
 
 
 def _environment(order: Order) -> dict[str, str]:
-    env = {**os.environ, **_SILENT, "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, **SILENT_TRACKERS, "PYTHONUNBUFFERED": "1"}
     kind, _, index = order.device.partition(":")
     if kind == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from ckptguard.errors import CkptguardError, RecipeError, TargetNotFound, UsageError
 from ckptguard.model import NotRun
+from ckptguard.restore.command import command_runner
 from ckptguard.restore.compare import Curve, measure_gap
-from ckptguard.restore.conclude import SILENT, Recorded, conclude, needs_calibration
+from ckptguard.restore.conclude import conclude, needs_calibration
 from ckptguard.restore.held import Held, Refused
 from ckptguard.restore.logbook import Precision, continuation, steps_to_replay
 from ckptguard.restore.model import METRICS, Limits, Order, RestoreReport, Trial
+from ckptguard.restore.recorded import SILENT, Recorded
 from ckptguard.restore.target import Sibling, Target, find_target, layout_of, listing, step_of
 from ckptguard.restore.trials import Progress, run_trial
 
@@ -58,9 +60,8 @@ def validate(request: Request, progress: Progress = lambda text: None) -> Restor
     target = find_target(request.checkpoint, request.log)
     later = _later(request, target)
     if request.command is not None:
-        from ckptguard.restore.command import command_runner
-
-        run_once = command_runner(request, target, progress)
+        others = tuple((s.path, s.step) for s in _good_candidates(target))
+        run_once = command_runner(request.command, request.metrics, request.limits, others, progress)
     else:
 
         def run_once(order: Order) -> Trial:
@@ -91,6 +92,8 @@ def _check(request: Request) -> None:
             "--command has no {out}: the training would write into the real run",
             "give it as the training's output directory: --command 'python train.py --resume {checkpoint} --output {out}'",
         )
+    if request.command is not None and request.against is not None:
+        raise UsageError("--against needs --recipe: a command does not show its objects")
     if request.nproc != 1 and request.recipe is not None:
         raise UsageError(
             f"--nproc {request.nproc}: a recipe is restored in one process",
@@ -99,6 +102,8 @@ def _check(request: Request) -> None:
 
 
 def _later(request: Request, target: Target) -> Later | None:
+    if request.command is not None:
+        return None  # its objects are not to be seen
     if request.against is None:
         rows = continuation(target.rows, target.step, target.attempt) if target.step is not None else ()
         near = target.next_within(request.steps * (1 if rows else FAR))

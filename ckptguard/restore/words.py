@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptguard.restore.model import Difference
+from ckptguard.restore.model import Difference, RestoreReport
 
 _KIND = {
     "dropped": "in the file, but not in the restored object",
@@ -47,3 +47,76 @@ def _one(difference: Difference) -> str:
 
 def _size(difference: Difference) -> str:
     return f", largest difference {number(difference.size)}" if difference.size is not None else ""
+
+
+# --- the result -------------------------------------------------------------------------------------------
+
+_HEADLINE = {
+    "continuous": "Continuous: the training goes on from here as it did.",
+    "diverged": "Diverged: the restored training is not the one that was recorded.",
+    "failed": "Failed: the checkpoint was not restored as it was saved.",
+    "unproven": "Unproven: nothing speaks against it, and too little for it.",
+}
+
+
+def headline(report: RestoreReport) -> str:
+    """The result in one sentence."""
+    if report.bitwise:
+        return "Continuous: the training goes on from here as it did, bit for bit."
+    if report.result == "unproven" and any(f.loud for f in report.findings):
+        return "Unproven: it differs, and it is not known whether it may."
+    return _HEADLINE[report.result]
+
+
+def reasons(report: RestoreReport) -> list[str]:
+    """Why: one sentence for each thing that was proven or decided."""
+    said = []
+    if report.compared:
+        verb = "compared with" if any(f.code == "state-mismatch" for f in report.findings) else "equal to"
+        said.append(f"{report.compared:,} restored values were {verb} what the checkpoint holds.")
+    if report.steps:
+        good = sum(step.ok for step in report.steps)
+        first, last = report.steps[0].step, report.steps[-1].step
+        how = "exactly" if all(step.exact for step in report.steps) else "within tolerance"
+        shown = "all" if good == len(report.steps) else f"{good} of"
+        said.append(
+            f"Steps {first} to {last} were replayed: {shown} {len(report.steps)} compared rows agree {how}."
+        )
+    against_wrong = any(f.subject == report.against for f in report.findings)
+    if report.against and report.result == "continuous" and not against_wrong:
+        said.append(f"After replaying up to {report.against} the whole state was the one that it holds.")
+    said += [f.message[:1].upper() + f.message[1:] + "." for f in report.findings if f.loud][:3]
+    if report.result == "unproven" and report.not_run:
+        said += [f"Not proven: {gap.check}: {gap.why}." for gap in report.not_run][:4]
+    return said
+
+
+def result_lines(report: RestoreReport) -> list[str]:
+    """What the command prints: result, reasons, the compared steps, findings with their hints, gaps."""
+    lines = [f"{report.checkpoint}: {headline(report)}"]
+    lines += [f"  {line}" for line in reasons(report)]
+    if report.steps:
+        metrics = [
+            m for m in ("loss", "grad_norm", "lr", "loss_scale") if any(m in s.logged for s in report.steps)
+        ]
+        rows = [["step", *(f"{m} logged" if at == 0 else "replayed" for m in metrics for at in (0, 1)), ""]]
+        for step in report.steps:
+            cells = [number(values.get(m)) for m in metrics for values in (step.logged, step.replayed)]
+            rows.append(
+                [str(step.step), *cells, "equal" if step.exact else "within" if step.ok else "DIFFERS"]
+            )
+        lines += ["", *_aligned(rows)]
+    hints = list(dict.fromkeys(f.hint for f in report.findings if f.loud and f.hint))
+    if hints:
+        lines += ["", "What to do:", *(f"  {hint}" for hint in hints)]
+    if report.not_run and report.result != "unproven":
+        lines += ["", "Not proven:", *(f"  {gap.check}: {gap.why}" for gap in report.not_run)]
+    return lines
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

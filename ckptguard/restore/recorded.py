@@ -1,0 +1,55 @@
+"""What is known before a restore is judged, and the notes that its stages add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ckptguard.model import Finding, LogRow, NotRun
+
+SILENT = frozenset({"added", "unused"})
+"""Kinds of difference that do not make the restored state another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is known of the checkpoint and of the training that went on from it.
+
+    `rows` are the log's after the checkpoint; `column` all of them, for how finely they were written. `draws` are the
+    recorded next draws of each RNG stream; `gaps` what the framework never saves. `gap` is the measured distance of the
+    environments, on the checkpoint `calibrated_on`; `no_gap` says why there is none.
+    """
+
+    checkpoint: str
+    step: int | None = None
+    layout: str = ""
+    rows: tuple[LogRow, ...] = ()
+    column: tuple[LogRow, ...] = ()
+    draws: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    probe: float | None = None
+    environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    gaps: tuple[str, ...] = ()
+    against: str | None = None
+    gap: Mapping[str, tuple[float, ...]] | None = None
+    calibrated_on: str | None = None
+    no_gap: str = ""
+    not_run: tuple[NotRun, ...] = ()
+
+
+@dataclass(slots=True)
+class Notes:
+    """What the stages add up to, in the order of the contract."""
+
+    findings: list[Finding] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+    checks: int = 0
+    failed: bool = False
+    diverged: bool = False
+    undecided: bool = False
+    proven: bool = False
+    exact: bool = True
+
+    def missing(self, check: str, why: str) -> None:
+        self.not_run.append(NotRun(check, why))
