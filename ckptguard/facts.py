@@ -57,10 +57,10 @@ class Reader:
         parsed: dict[str, Parsed | Problem] = {}
         early = [f for f in manifest.files if f.format not in LATE_READERS]
         late = [f for f in manifest.files if f.format in LATE_READERS]
-        for file, result in zip(early, self._pool.map(lambda f: self._parse(self.store, f, {}), early)):
+        for file, result in zip(early, self._pool.map(lambda f: self._parse(self.store, f, {}, wanted.depth), early)):
             parsed[file.name] = result
         known = {name: p for name, p in parsed.items() if isinstance(p, Parsed)}
-        for file, result in zip(late, self._pool.map(lambda f: self._parse(self.store, f, known), late)):
+        for file, result in zip(late, self._pool.map(lambda f: self._parse(self.store, f, known, wanted.depth), late)):
             parsed[file.name] = result
         if wanted.depth is Evidence.STRUCTURE:
             return {f.name: self._again(f, self._structure(f, parsed[f.name]), known, wanted) for f in manifest.files}
@@ -69,13 +69,13 @@ class Reader:
 
     # --- structure ----------------------------------------------------------------------------------
 
-    def _parse(self, store: Store, file: ManifestFile, known: Mapping[str, Parsed]) -> Parsed | Problem:
+    def _parse(self, store: Store, file: ManifestFile, known: Mapping[str, Parsed], depth: Evidence) -> Parsed | Problem:
         if file.entry.kind == "other":
             return Problem("unreadable", "", f"it is no regular file{': ' + file.entry.target if file.entry.target else ''}, so it was not opened")
         if file.entry.size == 0 and file.format not in ("opaque", "text", "dcp-shard"):
             return Problem("empty-file", "", "0 bytes: the save was interrupted, or the disk lost power before it wrote")
         key = file.entry.resolved if file.entry.kind == "link" and file.entry.resolved else file.entry.key
-        source = Source(store, key, file.entry.size)
+        source = Source(store, key, file.entry.size, deep=depth >= Evidence.CONTENT)
         try:
             if file.format in LATE_READERS:
                 return _counted(LATE_READERS[file.format](source, file.name, known), source)
@@ -158,7 +158,7 @@ class Reader:
         fresh = self.store.fresh(file.entry.key)
         if fresh is None:
             return facts
-        parsed = self._parse(fresh, file, known)
+        parsed = self._parse(fresh, file, known, wanted.depth)
         if wanted.depth is Evidence.STRUCTURE:
             second = self._structure(file, parsed)
         else:

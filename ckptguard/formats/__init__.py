@@ -90,17 +90,30 @@ def _pickle(source: Source) -> Parsed:
     return bare_pickle.read(source)
 
 
+def _dcp_metadata(source: Source) -> Parsed:
+    from ckptguard.formats import dcp_metadata
+
+    return dcp_metadata.read(source)
+
+
+def _dcp_shard(source: Source, name: str, known: Mapping[str, Parsed]) -> Parsed:
+    from ckptguard.formats import dcp_items
+
+    return dcp_items.read(source, name, known)
+
+
 READERS: dict[str, Callable[[Source], Parsed]] = {
     "torch": _torch,
     "safetensors": _safetensors,
     "json": _json,
     "text": _text,
     "pickle": _pickle,
+    "dcp-metadata": _dcp_metadata,
 }
 
 # Readers that need what other files of the same checkpoint hold (a shard whose index is elsewhere): they come second and
 # get the file's name and everything that was read before.
-LATE_READERS: dict[str, Callable[[Source, str, Mapping[str, Parsed]], Parsed]] = {}
+LATE_READERS: dict[str, Callable[[Source, str, Mapping[str, Parsed]], Parsed]] = {"dcp-shard": _dcp_shard}
 
 
 def parse(store: Store, key: str, size: int, format: str) -> Parsed:

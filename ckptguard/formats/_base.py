@@ -20,13 +20,17 @@ MOST_GROUPS = 24
 
 
 class Source:
-    """One file of a store, or a stretch of it. Counts the bytes that were asked for."""
+    """One file of a store, or a stretch of it. Counts the bytes that were asked for.
 
-    def __init__(self, store: Store, key: str, size: int, base: int = 0) -> None:
+    `deep`: the content will be read too, so that a reader may ask for what only this needs.
+    """
+
+    def __init__(self, store: Store, key: str, size: int, base: int = 0, *, deep: bool = False) -> None:
         self.store = store
         self.key = key
         self.size = size
         self.base = base
+        self.deep = deep
         self.bytes_read = 0
 
     def read(self, start: int, length: int) -> bytes:
@@ -38,7 +42,7 @@ class Source:
 
     def part(self, start: int, length: int) -> Source:
         """A stretch of this file as a source of its own, whose offsets start at 0."""
-        return Source(self.store, self.key, length, self.base + start)
+        return Source(self.store, self.key, length, self.base + start, deep=self.deep)
 
 
 @dataclass(frozen=True, slots=True)
