@@ -41,12 +41,15 @@ def field_of(key: str) -> tuple[str, int] | None:
     if _LIGHTNING_LR.fullmatch(key):
         return "lr", len(ALIASES["lr"])
     plain = key.strip().lower().replace("-", "_").replace(" ", "_")
-    if _OTHER_PHASE.match(plain):
-        return None
     *groups, last = plain.split("/")
-    if any(_OTHER_PHASE.match(group) for group in groups) or last not in _FIELD:
+    if any(map(other_phase, [*groups, last])) or last not in _FIELD:
         return None
     return _FIELD[last], _PREFERENCE[last]
+
+
+def other_phase(word: str) -> bool:
+    """Whether a part of a name, in lower case, says that it is of an evaluation."""
+    return _OTHER_PHASE.match(word) is not None
 
 
 def number(value: object) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ckptguard.errors import StoreError
-from ckptguard.logs._base import whole
+from ckptguard.logs._base import other_phase, whole
 from ckptguard.logs.csv import Csv
 from ckptguard.logs.jsonl import JsonLines
 from ckptguard.logs.steplog import StepLog
@@ -24,6 +24,9 @@ MAX_BYTES = 256 << 20
 PEEK = 1 << 16
 _DEPTH = 4
 _PREFERRED = re.compile(r"(?:metrics?|train(?:er|ing)?[_-]?(?:log|metrics)|log|history)(?:\.rank)?[_-]?0?\.")
+_DATED = re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)?[0-9]+")
+_CANDIDATES = 64
+"""So many files are looked into at most: a folder of training data may hold millions that are named like logs."""
 _READERS: tuple[LogReader, ...] = (StepLog(), TrainerState(), TensorBoard(), Csv(), JsonLines())
 
 
@@ -136,22 +139,32 @@ def _tells_of_training(row: LogRow) -> bool:
 
 
 def _events(store: Store, entries: Sequence[Entry], prefix: str) -> tuple[LogRow, ...]:
-    """The event files of the folder that tells most of the training, one part after the other."""
+    """The event files of the folder that tells most of the training, one part after the other in the order of time.
+
+    Folders that differ only in their dates and numbers are one: a writer begins a new one at every start.
+    """
     reader = TensorBoard()
-    folders: dict[str, list[Entry]] = defaultdict(list)
+    families: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        if reader.claims(entry.name):
-            folders[entry.key.rpartition("/")[0]].append(entry)
+        folder = entry.key.rpartition("/")[0]
+        if reader.claims(entry.name) and not other_phase(folder.rpartition("/")[2].lower()):
+            families[_DATED.sub("#", folder)].append(entry)
     best: tuple[LogRow, ...] = ()
-    for _, parts in sorted(folders.items()):
+    for _, parts in sorted(families.items()):
         rows = tuple(
             replace(row, extra=MappingProxyType({**row.extra, "part": place}))
-            for place, part in enumerate(sorted(parts, key=_natural))
+            for place, part in enumerate(sorted(parts, key=_begun))
             for row in _read(store, part, reader)
         )
         if sum(map(_tells_of_training, rows)) > sum(map(_tells_of_training, best)):
             best = rows
     return best
+
+
+def _begun(entry: Entry) -> tuple[int, tuple[int | str, ...]]:
+    """When an event file was begun, by its name."""
+    found = re.search(r"tfevents\.([0-9]+)", entry.name)
+    return (int(found[1]) if found else 0), _natural(entry)
 
 
 def _trainer_state(store: Store, entries: Sequence[Entry], prefix: str) -> tuple[LogRow, ...]:

@@ -128,6 +128,14 @@ def test_event_files_of_a_resumed_run(tmp_path: Path, logged: Logged) -> None:
     assert rows[0].extra["eval/loss"] == 9.0
 
 
+def test_event_files_of_several_starts_and_phases(tmp_path: Path, logged: Logged) -> None:
+    for folder, begun, step in (("Nov30_10-00-00_a", 5, 1), ("Dec01_09-00-00_a", 7, 2), ("validation", 6, 9)):
+        path = tmp_path / "runs" / folder
+        path.mkdir(parents=True)
+        path.joinpath(f"events.out.tfevents.{begun}.a.1").write_bytes(_event(step, b"loss", 2.0))
+    assert [row.step for row in logged(tmp_path)] == [1, 2]
+
+
 def test_event_file_torn_anywhere() -> None:
     data = _event(1, b"loss", 2.0) + _event(1, b"lr", 0.5) + _event(2, b"loss", 1.5)
     whole = TensorBoard().rows(data)
