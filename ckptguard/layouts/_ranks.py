@@ -1,0 +1,89 @@
+"""What layouts of several processes state about their ranks' files, for the checks of ranks and partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ckptguard.model import Absence
+
+RANK_FILES = "rank_files"
+PARTITIONS = "partitions"
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """One kind of file that every rank writes. `pattern` has one {} for the rank, relative to the checkpoint.
+
+    `expected` is the number of ranks that the content records and `recorded_in` says where; `present` are those there.
+    """
+
+    what: str
+    pattern: str
+    expected: int
+    present: frozenset[int]
+    recorded_in: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of a partitioned group: numbers of elements. `moments`: of each moment; `padding`: what only those have."""
+
+    subject: str
+    rank: int
+    numel: int
+    moments: tuple[int, ...] = ()
+    padding: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A group of parameters flattened and cut over the ranks.
+
+    `wanted` is what all parts must hold together; None where it is not recorded. `align`: each sum may be rounded up to a
+    multiple of it. `equal`: every rank holds as many elements as any other.
+    """
+
+    name: str
+    wanted: int | None
+    parts: tuple[Part, ...]
+    align: int = 1
+    equal: bool = False
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """How many samples a checkpoint says were consumed, and how many each step takes by its own configuration."""
+
+    subject: str
+    name: str
+    consumed: int
+    batch: int
+    how: str
+
+
+def gaps_in(ranks: Iterable[int]) -> list[int]:
+    """The ranks below the highest that are not there."""
+    known = set(ranks)
+    return sorted(set(range(max(known, default=-1) + 1)) - known)
+
+
+def absent_ranks(what: str, pattern: str, ranks: Iterable[int], least: int = 0) -> list[Absence]:
+    """What names alone show: ranks between 0 and the highest seen (or `least` - 1) without their file."""
+    known = set(ranks)
+    world = max(least, max(known, default=-1) + 1)
+    return [
+        Absence(
+            "missing-rank",
+            pattern.format(rank),
+            f"rank {rank} has no {what} here; {len(known)} of at least {world} ranks do",
+        )
+        for rank in sorted(set(range(world)) - known)
+    ]
+
+
+def numbers(values: Mapping[str, object]) -> dict[str, int]:
+    """The integers of a mapping, True and False left out."""
+    return {k: v for k, v in values.items() if isinstance(v, int) and not isinstance(v, bool)}
