@@ -53,6 +53,10 @@ def test_a_full_file_is_read_with_its_units_and_secrets() -> None:
         ("a: 1\na: 2\n", r"c\.yaml:2: 'a' stands here twice"),
         ("runs: [\n", r"c\.yaml:2: not YAML"),
         ("- a\n", r"c\.yaml:1: expected keys"),
+        (
+            "policy:\n  silence:\n    odd-size: because\n",
+            r"c\.yaml:\d: policy: silence\.odd-size: expected REASON@",
+        ),
         ("runs: [{path: a}, {path: a}]\n", r"c\.yaml:1: runs: a is listed twice"),
     ],
 )

@@ -56,3 +56,14 @@ def recent_saves(connection: Connection, run_id: int, limit: int = 200) -> list[
         .limit(limit)
     )
     return list(reversed(rows(connection, query)))
+
+
+def set_blocked(connection: Connection, run_id: int, step: int, seconds: float) -> None:
+    """How long the training stood still for the save of a step."""
+    newest = (
+        select(saves.c.id)
+        .where(saves.c.run_id == run_id, saves.c.step == step)
+        .order_by(saves.c.id.desc())
+        .limit(1)
+    )
+    connection.execute(update(saves).where(saves.c.id == newest.scalar_subquery()).values(blocked=seconds))

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from ckptguard.catalog._rows import Row, rows
 from ckptguard.catalog.tables import findings
 
 
@@ -74,3 +75,11 @@ def close_checkpoint(connection: Connection, checkpoint_id: int, now: float) -> 
         .where(findings.c.checkpoint_id == checkpoint_id, findings.c.gone_at.is_(None))
         .values(gone_at=now)
     )
+
+
+def open_findings(connection: Connection, checkpoint_id: int, source: str) -> list[Row]:
+    """What one source says of a checkpoint now."""
+    query = select(findings).where(
+        findings.c.checkpoint_id == checkpoint_id, findings.c.source == source, findings.c.gone_at.is_(None)
+    )
+    return rows(connection, query)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from ckptguard.catalog._rows import Row, insert_one, rows
+from ckptguard.catalog._rows import Row, first, insert_one, rows
 from ckptguard.catalog.tables import jobs
 
 OPEN = ("queued", "running")
@@ -103,21 +104,29 @@ def cancel(connection: Connection, job_id: int, now: float) -> str | None:
     return str(state) if state is not None else None
 
 
+def give_back(connection: Connection, row: Mapping[str, Any], now: float) -> None:
+    """A job whose end is not known is marked so and queued again, unless it was to be cancelled."""
+    current = first(connection, select(jobs).where(jobs.c.id == row["id"]))
+    if current is None or current["state"] != "running":
+        return
+    finish(connection, row["id"], "interrupted", "interrupted; queued again", current["log"], now)
+    if not current["cancel"]:
+        enqueue(
+            connection,
+            row["name"],
+            now=now,
+            run_id=row["run_id"],
+            checkpoint_id=row["checkpoint_id"],
+            origin="recovery",
+            priority=row["priority"],
+        )
+
+
 def recover(connection: Connection, now: float) -> int:
     """After a start: what was running when the service died is marked so, and queued again."""
     broken = rows(connection, select(jobs).where(jobs.c.state == "running"))
     for row in broken:
-        finish(connection, row["id"], "interrupted", "the service stopped; queued again", row["log"], now)
-        if not row["cancel"]:
-            enqueue(
-                connection,
-                row["name"],
-                now=now,
-                run_id=row["run_id"],
-                checkpoint_id=row["checkpoint_id"],
-                origin="recovery",
-                priority=row["priority"],
-            )
+        give_back(connection, row, now)
     return len(broken)
 
 
