@@ -1,1 +1,60 @@
-"""The commands, one a file."""
+"""The commands, one a file. `main` builds the application from the modules of this folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import typer
+
+# One thread per read: BLAS threads of its own would fight with ours over the same cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def build_app() -> typer.Typer:
+    """The application with every command of this folder."""
+    app = typer.Typer(
+        name="ckptguard",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Audits, restores and proves training checkpoints before you resume from them.\n\n"
+        "Start with: ckptguard audit RUN   then: ckptguard preflight RUN",
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+        if version:
+            from importlib.metadata import version as installed
+
+            typer.echo(f"ckptguard {installed('ckptguard')}")
+            raise typer.Exit
+
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
+        if not info.name.startswith("_"):
+            importlib.import_module(f"ckptguard.cli.{info.name}").register(app)
+    return app
+
+
+def main() -> None:
+    """Entry point. Usage errors are error documents too, where --json was asked for."""
+    import click
+
+    app = build_app()
+    try:
+        app(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.exceptions.Abort:
+        print("ckptguard: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except click.ClickException as error:
+        from ckptguard.cli._output import emit_json
+
+        if "--json" in sys.argv:
+            emit_json({"schema": 1, "error": {"code": "usage", "message": error.format_message(), "hint": "ckptguard --help"}})
+        error.show()
+        sys.exit(2)

@@ -1,0 +1,115 @@
+"""What several checks need: words for subjects, relations between counters, siblings that can be compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ckptguard.codes import CODES, finding
+from ckptguard.model import CheckpointFacts, Effect, FileFacts, Finding, OptimizerState, Problem, Role, Severity, Tensor
+from ckptguard.ports import Subject
+
+EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.weight$")
+SOFT_ROLES = frozenset({Role.TOKENIZER, Role.OTHER})
+
+
+def from_problem(facts: CheckpointFacts, file: str, problem: Problem) -> Finding:
+    """A reader's problem as a finding on FILE or FILE:WHERE."""
+    severity = Severity(problem.severity) if problem.severity else None
+    effect = Effect(problem.effect) if problem.effect else None
+    entry = facts.manifest.file(file)
+    soft = entry is not None and (entry.role in SOFT_ROLES or entry.name.endswith("generation_config.json"))
+    if soft and severity is None and CODES[problem.code].effect is Effect.UNSAFE:
+        severity, effect = Severity.WARNING, Effect.LOSSY
+    subject = f"{file}:{problem.where}" if problem.where else file
+    return finding(problem.code, subject, f"{file}: {problem.message}", problem.hint, severity=severity, effect=effect)
+
+
+def problems(facts: CheckpointFacts, codes: Iterable[str]) -> Iterator[tuple[FileFacts, Problem]]:
+    wanted = set(codes)
+    for file in facts.files.values():
+        for problem in file.problems:
+            if problem.code in wanted:
+                yield file, problem
+
+
+def comparable(subject: Subject) -> list[CheckpointFacts]:
+    """The other checkpoints of the same layout and series."""
+    mine = subject.facts
+    return [
+        s
+        for s in subject.others
+        if s.manifest.layout == mine.manifest.layout and s.manifest.series == mine.manifest.series and not s.manifest.temporary
+    ]
+
+
+def is_broken(facts: CheckpointFacts, roles: Iterable[Role]) -> bool:
+    """Whether a file of one of these roles (or one that holds several) could not be read, so that absence proves nothing."""
+    wanted = {*roles, Role.BUNDLE, Role.SHARD, Role.METADATA}
+    for file in facts.manifest.files:
+        known = facts.files.get(file.name)
+        if file.role in wanted and known is not None and known.tree is None and known.problems:
+            return True
+    return False
+
+
+def optimizer_steps(optimizer: OptimizerState) -> list[float]:
+    """Every step counter of an optimizer: per parameter, else per group."""
+    found = []
+    for state in optimizer.states:
+        value = number(state.values.get("step"))
+        if value is not None:
+            found.append(value)
+    if not found:
+        found = [v for g in optimizer.groups if (v := number(g.options.get("step"))) is not None]
+    return found
+
+
+def optimizer_step(facts: CheckpointFacts) -> int | None:
+    """The highest step any optimizer states."""
+    steps = [s for o in facts.state.optimizers for s in optimizer_steps(o)]
+    return int(max(steps)) if steps else None
+
+
+def number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, Tensor):
+        found = value.scalar()
+        return None if found is None else float(found)
+    return None
+
+
+def close(a: float, b: float, relative: float = 1e-6) -> bool:
+    return a == b or abs(a - b) <= relative * max(abs(a), abs(b))
+
+
+def shared_offset(offset: int, others: Sequence[int | None]) -> bool:
+    """Whether all siblings show the same offset: then it is how the run counts."""
+    known = [o for o in others if o is not None]
+    return bool(known) and all(o == offset for o in known)
+
+
+def shared_ratio(ratio: float, others: Sequence[float | None]) -> bool:
+    known = [o for o in others if o is not None]
+    return bool(known) and all(close(o, ratio, 1e-9) for o in known)
+
+
+def tensor_of_record(file: FileFacts, record: str) -> str:
+    """The tensor that lies in a record of a torch archive, for people who do not think in records."""
+    tail = "/".join(record.split("/")[-2:])
+    return next((t.name for t in file.tensors if t.storage and (t.storage == tail or t.storage == record)), "")
+
+
+def own_step(facts: CheckpointFacts) -> int | None:
+    """The step that the content states, without the name."""
+    return next((c.value for c in facts.state.counters if c.unit == "step" and c.name != "name"), None)
+
+
+def stated_step(facts: CheckpointFacts) -> int | None:
+    """The step of the content, else of the name."""
+    own = own_step(facts)
+    return own if own is not None else facts.manifest.step

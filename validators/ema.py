@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ckptguard.codes import finding
+from ckptguard.layouts._state import strip_wrappers
+from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
+from ckptguard.ports import Subject
+from ckptguard.validators._base import comparable, is_broken, stated_step
+
+
+class Ema:
+    """Averaged weights (EMA, SWA).
+
+    Finds: averaged weights that the run's other checkpoints have and this one lacks, that equal the raw weights, that
+    did not move since the checkpoint before, or whose shapes are not the model's.
+    Why it matters: the training loss does not show it; the model that is evaluated and shipped is the averaged one.
+    Example: a resume that filled the average with raw weights.
+    What to do: take the average from another checkpoint, or rebuild it.
+    Blind spots: an average of a wrong decay; the first checkpoints, where average and weights may be the same.
+    """
+
+    name = "ema"
+    needs = Evidence.STRUCTURE
+    codes = ("ema-mismatch",)
+
+    def run(self, subject: Subject) -> Iterator[Finding]:
+        facts = subject.facts
+        siblings = comparable(subject)
+        if not facts.state.ema:
+            if any(s.state.ema for s in siblings) and not is_broken(facts, []) and not facts.state.attributes.get("only_averaged"):
+                yield finding("ema-mismatch", facts.path, f"{facts.path} has no averaged weights, other checkpoints of the run have them")
+            return
+        model = {strip_wrappers(n): t for n, t in facts.state.model.items()}
+        ema = {strip_wrappers(n): t for n, t in facts.state.ema.items()}
+        for name, tensor in ema.items():
+            if name in model and model[name].shape != tensor.shape:
+                yield finding(
+                    "ema-mismatch",
+                    facts.state.subject(tensor),
+                    f"the average of {name} has the shape {list(tensor.shape)}, the weight {list(model[name].shape)}",
+                    severity=Severity.ERROR,
+                    effect=Effect.UNSAFE,
+                )
+                return
+        yield from self._raw(facts, siblings, model, ema)
+        yield from self._stale(subject, siblings, ema)
+
+    @staticmethod
+    def _raw(facts: CheckpointFacts, siblings: list[CheckpointFacts], model: Mapping[str, Tensor], ema: Mapping[str, Tensor]) -> Iterator[Finding]:
+        if not _same(model, ema) or not stated_step(facts):
+            return
+        if any(_same({strip_wrappers(n): t for n, t in s.state.model.items()}, {strip_wrappers(n): t for n, t in s.state.ema.items()}) for s in siblings if stated_step(s)):
+            return
+        yield finding("ema-mismatch", facts.path, f"the averaged weights of {facts.path} are the raw weights, bit for bit")
+
+    @staticmethod
+    def _stale(subject: Subject, siblings: list[CheckpointFacts], ema: Mapping[str, Tensor]) -> Iterator[Finding]:
+        before = subject.previous
+        if before is None or before not in siblings or not before.state.ema:
+            return
+        if _same({strip_wrappers(n): t for n, t in before.state.ema.items()}, ema) and not _same(before.state.model, subject.facts.state.model):
+            yield finding("ema-mismatch", subject.facts.path, f"the averaged weights are those of {before.path}, bit for bit, though the weights moved on")
+
+
+def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    """Whether all float tensors that both have are bitwise equal (False while their bytes were not read)."""
+    pairs = [(a.facts, two[n].facts) for n, a in one.items() if n in two and a.dtype.startswith(("float", "bfloat")) and a.numel > 1]
+    return bool(pairs) and all(a is not None and b is not None and a.digest == b.digest for a, b in pairs)
+
+
+CHECK = Ema()

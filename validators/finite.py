@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptguard.codes import finding
+from ckptguard.model import CheckpointFacts, Evidence, Finding, Tensor
+from ckptguard.ports import Subject
+
+
+class Finite:
+    """NaN and infinity in weights and optimizer state.
+
+    Finds: any NaN, and any infinity in a tensor that training changes.
+    Why it matters: from one NaN every later step is NaN; it spreads at the first forward pass.
+    Example: a save between the overflow and the crash that it caused.
+    What to do: resume from before the loss went bad.
+    Blind spots: finite nonsense; types that have neither (integers, 8-bit states). Buffers that hold nothing but one
+    number and infinity are masks, and masks are meant so.
+    """
+
+    name = "finite"
+    needs = Evidence.CONTENT
+    codes = ("nonfinite-weights", "nonfinite-optimizer")
+
+    def run(self, subject: Subject) -> Iterator[Finding]:
+        facts = subject.facts
+        for name, tensor in {**facts.state.ema, **facts.state.model}.items():
+            if _is_bad(tensor) and not _is_mask(name, tensor) and not _is_constant(subject, name, tensor):
+                yield finding("nonfinite-weights", facts.state.subject(tensor), f"{name} holds {_count(tensor)}")
+        for optimizer in facts.state.optimizers:
+            for state in optimizer.states:
+                for key, value in state.values.items():
+                    if isinstance(value, Tensor) and _is_bad(value):
+                        yield finding(
+                            "nonfinite-optimizer",
+                            facts.state.subject(value, optimizer.subject),
+                            f"{key} of parameter {state.key} holds {_count(value)}",
+                        )
+
+
+def _is_bad(tensor: Tensor) -> bool:
+    return tensor.facts is not None and not tensor.facts.finite
+
+
+def _count(tensor: Tensor) -> str:
+    known = tensor.facts
+    assert known is not None  # noqa: S101
+    parts = [f"{n} {word}" for n, word in ((known.nan, "NaN"), (known.inf, "Inf")) if n]
+    return " and ".join(parts) + f" in {tensor.numel} numbers"
+
+
+def _is_mask(name: str, tensor: Tensor) -> bool:
+    known = tensor.facts
+    if known is None or known.nan:
+        return False
+    return known.minimum == known.maximum or "mask" in name.rpartition(".")[2].lower()
+
+
+def _is_constant(subject: Subject, name: str, tensor: Tensor) -> bool:
+    """Infinity without NaN that is the same, bit for bit, in every other checkpoint: a buffer, not a parameter."""
+    known = tensor.facts
+    if known is None or known.nan:
+        return False
+    others = [o.facts for s in subject.others if (o := _model(s).get(name)) is not None and o.facts is not None]
+    return bool(others) and all(o.digest == known.digest for o in others)
+
+
+def _model(facts: CheckpointFacts) -> dict[str, Tensor]:
+    return dict(facts.state.model)
+
+
+CHECK = Finite()

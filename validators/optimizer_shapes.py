@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ckptguard.codes import finding
+from ckptguard.model import CheckpointFacts, Evidence, Finding, OptimizerState, Tensor
+from ckptguard.ports import Subject
+
+# State that has the shape of its parameter, whatever the optimizer (factored and quantised state has not).
+LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "z", "master_param")
+
+
+class OptimizerShapes:
+    """Whether the optimizer's state fits the weights.
+
+    Finds: moments whose shape no weight has, moments of one parameter that disagree, and parameters without a weight.
+    Why it matters: optimizers load states of a wrong shape without a word and fail, or broadcast, at the first step.
+    Example: an optimizer file that holds rank 0's flat shard only.
+    What to do: resume from a checkpoint whose optimizer fits.
+    Blind spots: states in a wrong order where shapes are equal; partitioned and quantised states are checked elsewhere.
+    """
+
+    name = "optimizer-shapes"
+    needs = Evidence.STRUCTURE
+    codes = ("shape-mismatch", "missing-tensor")
+
+    def run(self, subject: Subject) -> Iterator[Finding]:
+        facts = subject.facts
+        if not facts.state.model:
+            return
+        for optimizer in facts.state.optimizers:
+            if optimizer.sharded:
+                continue
+            yield from self._within(facts, optimizer)
+            yield from self._against_weights(facts, optimizer)
+
+    @staticmethod
+    def _within(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+        for state in optimizer.states:
+            shapes = {k: v.shape for k, v in state.values.items() if k in LIKE_PARAMETER and isinstance(v, Tensor) and not v.local_of}
+            if len(set(shapes.values())) > 1:
+                words = ", ".join(f"{k} {list(s)}" for k, s in shapes.items())
+                yield finding("shape-mismatch", f"{optimizer.subject}:{state.key}", f"parameter {state.key} has states of several shapes: {words}")
+
+    @staticmethod
+    def _against_weights(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+        weights = facts.state.model
+        if optimizer.named:
+            for state in optimizer.states:
+                moment = _moment(state.values)
+                weight = weights.get(state.key)
+                if moment is None or weight is None or moment.shape == weight.shape:
+                    continue
+                yield finding(
+                    "shape-mismatch",
+                    f"{optimizer.subject}:{state.key}",
+                    f"{state.key} has the shape {list(weight.shape)}, its optimizer state {list(moment.shape)}",
+                )
+            if any(state.key in weights for state in optimizer.states):
+                return
+        available = Counter(t.shape for t in weights.values())
+        wanted = Counter(m.shape for s in optimizer.states if (m := _moment(s.values)) is not None and not m.local_of)
+        if not available or facts.state.attributes.get("partial_model"):
+            return
+        for shape, count in wanted.items():
+            if count > available[shape]:
+                key = next(s.key for s in optimizer.states if (m := _moment(s.values)) is not None and m.shape == shape)
+                yield finding(
+                    "shape-mismatch",
+                    f"{optimizer.subject}:{key}",
+                    f"the optimizer has {count} states of shape {list(shape)} (parameter {key} is one), the model {available[shape]} tensors of that shape",
+                )
+
+
+def _moment(values: object) -> Tensor | None:
+    if not isinstance(values, dict):
+        return None
+    return next((v for k in LIKE_PARAMETER if isinstance(v := values.get(k), Tensor) and v.dtype != "uint8"), None)
+
+
+CHECK = OptimizerShapes()

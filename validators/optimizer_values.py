@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptguard.codes import finding
+from ckptguard.model import CheckpointFacts, Evidence, Finding, OptimizerState, Tensor
+from ckptguard.ports import Subject
+from ckptguard.validators._base import number, stated_step
+
+# State that an update rule squares, so that it cannot be negative (torch.optim, transformers' Adafactor, Apex).
+NEVER_NEGATIVE = frozenset(
+    {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "variance", "row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_col", "v"}
+)
+
+
+class OptimizerValues:
+    """Optimizer state that its own update rule cannot produce.
+
+    Finds: negative second moments, negative or fractional step counters, and no state at all though steps were taken.
+    Why it matters: a negative second moment is NaN at the first step; an empty state is an optimizer that starts afresh.
+    Example: every checkpoint of a loop that rebuilt its optimizer inside the epoch and saved the unused one.
+    What to do: resume from another checkpoint; without one, start the optimizer afresh on purpose, with a warmup.
+    Blind spots: moments of a right form and a wrong value; optimizers without squares.
+    """
+
+    name = "optimizer-values"
+    needs = Evidence.STRUCTURE
+    codes = ("invalid-optimizer",)
+
+    def run(self, subject: Subject) -> Iterator[Finding]:
+        facts = subject.facts
+        for optimizer in facts.state.optimizers:
+            yield from self._values(facts, optimizer)
+            yield from self._steps(facts, optimizer)
+            yield from self._empty(facts, optimizer)
+
+    @staticmethod
+    def _values(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+        for state in optimizer.states:
+            for key, value in state.values.items():
+                if key in NEVER_NEGATIVE and isinstance(value, Tensor) and value.facts is not None:
+                    lowest = value.facts.minimum
+                    if lowest is not None and lowest < 0 and not value.dtype.startswith(("uint", "int")):
+                        subject = facts.state.subject(value, optimizer.subject)
+                        yield finding("invalid-optimizer", subject, f"{key} of parameter {state.key} is {lowest:g} somewhere; it is a mean of squares")
+
+    @staticmethod
+    def _steps(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+        for state in optimizer.states:
+            step = number(state.values.get("step"))
+            if step is not None and (step < 0 or step != int(step)):
+                value = state.values["step"]
+                subject = facts.state.subject(value, optimizer.subject) if isinstance(value, Tensor) else optimizer.subject
+                yield finding("invalid-optimizer", subject, f"the step of parameter {state.key} is {step:g}; it counts whole steps")
+
+    @staticmethod
+    def _empty(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+        step = stated_step(facts)
+        if optimizer.states or not step or not optimizer.groups or not any(g.params for g in optimizer.groups):
+            return
+        keeps_state = any("betas" in g.options or number(g.options.get("momentum")) for g in optimizer.groups)
+        if keeps_state:
+            yield finding(
+                "invalid-optimizer", optimizer.subject, f"the optimizer holds no state at all at step {step}: it is not the one that was trained with"
+            )
+
+
+CHECK = OptimizerValues()

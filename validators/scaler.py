@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ckptguard.codes import finding
+from ckptguard.model import Evidence, Finding
+from ckptguard.ports import Subject
+from ckptguard.validators._base import number
+
+COLLAPSED = 1e-8
+
+
+class Scaler:
+    """Whether the loss scaler's state is one that training can go on from.
+
+    Finds: a scale that is NaN, infinite, zero, negative or collapsed, and a growth counter outside of its interval.
+    Why it matters: such a scale makes every gradient overflow or vanish, and every step be skipped.
+    Example: a run that died of NaN and saved once more before anybody looked.
+    What to do: resume from before the scale began to fall.
+    Blind spots: a scale reset to its default is a valid one.
+    """
+
+    name = "scaler"
+    needs = Evidence.STRUCTURE
+    codes = ("scaler-mismatch",)
+
+    def run(self, subject: Subject) -> Iterator[Finding]:
+        for scaler in subject.facts.state.scalers:
+            values = scaler.values
+            scale = number(values.get("scale", values.get("cur_scale", values.get("loss_scale"))))
+            if scale is not None and (not math.isfinite(scale) or scale < COLLAPSED):
+                yield finding("scaler-mismatch", scaler.subject, f"the loss scale is {scale:g}: no step can be made with it")
+            tracker = number(values.get("_growth_tracker", values.get("growth_tracker")))
+            interval = number(values.get("growth_interval"))
+            if tracker is not None and (tracker < 0 or interval is not None and tracker >= max(interval, 1)):
+                yield finding("scaler-mismatch", scaler.subject, f"the growth counter is {tracker:g}, its interval {interval or 0:g}")
+
+
+CHECK = Scaler()

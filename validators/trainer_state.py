@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptguard.codes import finding
+from ckptguard.model import Effect, Evidence, Finding, Role, Severity
+from ckptguard.ports import Subject
+
+
+class TrainerState:
+    """The trainer's own progress file.
+
+    Finds: a checkpoint without trainer_state.json.
+    Why it matters: it is written last, so its absence means a killed save; the Trainer refuses to resume without it.
+    Example: a preemption between optimizer.pt and trainer_state.json.
+    What to do: resume from the checkpoint before.
+    Blind spots: it proves rank 0 only; other ranks write without a barrier.
+    """
+
+    name = "trainer-state"
+    needs = Evidence.LISTING
+    codes = ("missing-trainer-state",)
+
+    def run(self, subject: Subject) -> Iterator[Finding]:
+        manifest = subject.facts.manifest
+        if "trainer_state" not in manifest.carries or manifest.by_role(Role.TRAINER_STATE):
+            return
+        refuses = manifest.layout == "hf-trainer"
+        yield finding(
+            "missing-trainer-state",
+            "trainer_state.json" if refuses else manifest.path,
+            f"{manifest.path} holds {len(manifest.files)} files and no trainer state: the save was cut short"
+            + ("; the Trainer refuses to resume from it" if refuses else ""),
+            severity=Severity.ERROR if refuses else None,
+            effect=Effect.UNSAFE if refuses else None,
+        )
+
+
+CHECK = TrainerState()
