@@ -72,7 +72,7 @@ def judge(
         files=len(facts.manifest.files),
         bytes=facts.manifest.size,
         components=dict(facts.state.components),
-        gaps=facts.manifest.gaps,
+        gaps=facts.manifest.gaps or facts.state.gaps,
         coverage=coverage,
         health=health or Health(),
         findings=tuple(shown),

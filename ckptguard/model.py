@@ -437,7 +437,8 @@ class State:
     """What a checkpoint holds, in the field's common terms, whatever framework wrote it.
 
     `model` and `ema` map parameter names to Tensors (with FILE:TENSOR in `subjects`). `topology` has world_size, tp,
-    pp, ... where recorded. `layout` may name a more precise layout than the listing could.
+    pp, ... where recorded. `layout` may name a more precise layout than the listing could, and `gaps` what that one
+    never saves.
     """
 
     layout: str = ""
@@ -464,6 +465,7 @@ class State:
     problems: tuple[tuple[str, Problem], ...] = ()
     lr_multiplies: bool = False
     save_id: str = ""
+    gaps: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def subject(self, tensor: Tensor, default: str = "") -> str:

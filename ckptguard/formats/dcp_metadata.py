@@ -16,9 +16,22 @@ from ckptguard.formats import bare_pickle
 from ckptguard.formats._base import Parsed, Source
 from ckptguard.formats.pickles import Opaque
 from ckptguard.formats.reconstruct import dtype_of
-from ckptguard.model import Problem
+from ckptguard.model import GlobalUse, Problem
 
 Box = tuple[int, ...]
+# The classes that every `.metadata` is made of; they hold fields and do nothing (megatron-core adds its planner's).
+OWN_CLASSES = frozenset(
+    f"torch.distributed.checkpoint.{name}"
+    for name in (
+        "metadata.Metadata", "metadata.MetadataIndex", "metadata.TensorStorageMetadata", "metadata.BytesStorageMetadata",
+        "metadata.ChunkStorageMetadata", "metadata.TensorProperties", "metadata.StorageMeta", "filesystem._StorageInfo",
+        "planner.SavePlan", "planner.WriteItem", "planner.TensorWriteData", "planner.BytesIOWriteData",
+    )
+) | {
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
+}  # fmt: skip
 RANK_METADATA = re.compile(r"^__(\d+)\.metadata$")
 
 
@@ -105,7 +118,8 @@ def read(source: Source) -> Parsed:
     except FormatError as e:
         # A payload may stand where the metadata should: the names it calls must be kept.
         problems.append(Problem(e.code, "", str(e)))
-    return Parsed("dcp-metadata", index, (), parsed.globals, tuple(problems))
+    uses = tuple(GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u for u in parsed.globals)
+    return Parsed("dcp-metadata", index, (), tuple(dict.fromkeys(uses)), tuple(problems))
 
 
 def build_index(tree: Any) -> Index:

@@ -136,6 +136,7 @@ class Builder:
         self.skipped_steps: int | None = None
         self.lr_multiplies = False
         self.save_id = ""
+        self.gaps: tuple[str, ...] = ()
         if manifest.step is not None:
             self.counters.append(Counter("name", manifest.step, manifest.path, "step"))
 
@@ -323,6 +324,7 @@ class Builder:
             problems=tuple(self.problems),
             lr_multiplies=self.lr_multiplies,
             save_id=self.save_id,
+            gaps=self.gaps,
             attributes=self.attributes,
         )
 
