@@ -61,6 +61,11 @@ def judge_state(notes: Notes, recorded: Recorded, trial: Trial) -> None:
 def judge_streams(notes: Notes, recorded: Recorded, trial: Trial) -> None:
     if trial.rng_restored is None:
         return
+    if "rng" in recorded.gaps and not trial.rng_restored:
+        notes.missing(
+            "rng", f"{recorded.layout} never saves the random generators; each repeat had another seed"
+        )
+        return
     wrong = {
         stream: (want, trial.draws[stream])
         for stream, want in recorded.draws.items()
@@ -80,18 +85,15 @@ def judge_streams(notes: Notes, recorded: Recorded, trial: Trial) -> None:
         )
     if not trial.rng_restored and not wrong:
         message = "the checkpoint holds no state of the random generators: they start anew"
-        if "rng" in recorded.gaps:
-            notes.missing("rng", f"{recorded.layout} never saves it")
-        else:
-            notes.findings.append(
-                finding(
-                    "rng-stream-mismatch",
-                    recorded.checkpoint,
-                    message,
-                    severity=Severity.WARNING,
-                    effect=Effect.LOSSY,
-                )
+        notes.findings.append(
+            finding(
+                "rng-stream-mismatch",
+                recorded.checkpoint,
+                message,
+                severity=Severity.WARNING,
+                effect=Effect.LOSSY,
             )
+        )
     elif not compared:
         notes.missing("rng-draws", "no draws were recorded at the save; use the Recorder")
 

@@ -27,8 +27,8 @@ class Order:
     """What one child process is asked: restore this checkpoint with this recipe, then replay.
 
     `until` is the step at which the whole state is compared with the checkpoint `against`. `first` is the step that
-    the checkpoint holds. `batches` is the file of recorded batches, `threads` how many the recorded training computed with.
-    Paths are absolute.
+    the checkpoint holds. `batches` is the file of recorded batches, `threads` how many the recorded training computed with,
+    `seed` that of this repeat where the framework saves no random generators. Paths are absolute.
     """
 
     recipe: str
@@ -43,6 +43,7 @@ class Order:
     batches: str | None = None
     scratch: str = ""
     threads: int | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

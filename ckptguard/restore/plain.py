@@ -130,15 +130,16 @@ def batch_fingerprint(batch: Any) -> str | None:
     if batch is None or isinstance(batch, str):
         return batch
     if hasattr(batch, "__next__"):
-        return join_fingerprints(fingerprint(_on_host(micro)) for micro in batch)
-    return fingerprint(_on_host(batch))
+        return join_fingerprints(fingerprint(on_host(micro)) for micro in batch)
+    return fingerprint(on_host(batch))
 
 
-def _on_host(batch: Any) -> Any:
+def on_host(batch: Any) -> Any:
+    """The batch with its tensors in host memory, where fingerprints are taken."""
     if hasattr(batch, "detach"):
         return batch.detach().cpu()
     if isinstance(batch, Mapping):
-        return {key: _on_host(value) for key, value in batch.items()}
+        return {key: on_host(value) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return [_on_host(value) for value in batch]
+        return [on_host(value) for value in batch]
     return batch

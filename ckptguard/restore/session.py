@@ -118,6 +118,18 @@ class Session:
     def report_streams(self, restored: tuple[str, ...]) -> None:
         self.note("rng", restored=list(restored), draws={k: list(v) for k, v in next_draws().items()})
 
+    def seed(self) -> None:
+        """Where the framework saves no generators: begin with the repeat's own seed."""
+        import random
+
+        import torch
+
+        if self.order.seed is not None:
+            random.seed(self.order.seed)
+            np.random.seed(self.order.seed)
+            torch.manual_seed(self.order.seed)
+        self.report_streams(())
+
     # --- steps --------------------------------------------------------------------------------------------
 
     def step(self, numbers: StepNumbers) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -85,13 +85,17 @@ def find_target(given: str, log: str | None = None) -> Target:
     run = run_of(path)
     step = step_of(path)
     seal, trouble = _seal(run, path)
+    layout = layout_of(path)
     rows = _rows(run, log)
+    if layout == "lightning" and not any(row.extra.get("event") for row in rows):
+        # Its loggers count from 0: the row of the N-th step is called N - 1.
+        rows = tuple(replace(row, step=row.step + 1) for row in rows)
     batches = run / batches_key("", path.relative_to(run).as_posix())
     return Target(
         given=given,
         path=path,
         run=run,
-        layout=layout_of(path),
+        layout=layout,
         step=seal.step if seal is not None and seal.step is not None else step,
         siblings=_siblings(path),
         rows=rows,
@@ -99,7 +103,7 @@ def find_target(given: str, log: str | None = None) -> Target:
         seal_trouble=trouble,
         batches=batches if batches.is_file() else None,
         environment=recorded_environment(seal, rows),
-        gaps=("rng",) if layout_of(path) == "lightning" else (),
+        gaps=("rng",) if layout == "lightning" else (),
     )
 
 

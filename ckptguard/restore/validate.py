@@ -69,7 +69,7 @@ def validate(request: Request, progress: Progress = lambda text: None) -> Restor
 
     before = listing(target.run)
     order = _order(request, target, later)
-    trials = _trials(request, order, run_once, progress)
+    trials = _trials(request, order, target.gaps, run_once, progress)
     _blame_recipe_for_misfit(target, trials[0])
     recorded = _recorded(target, later, order)
     if needs_calibration(recorded, trials):
@@ -141,12 +141,14 @@ def _order(request: Request, target: Target, later: Later | None) -> Order:
     )
 
 
-def _trials(request: Request, order: Order, run_once: RunOnce, progress: Progress) -> list[Trial]:
+def _trials(
+    request: Request, order: Order, gaps: tuple[str, ...], run_once: RunOnce, progress: Progress
+) -> list[Trial]:
     """The repeats of one order. A checkpoint that was refused is refused again: once is enough."""
     trials: list[Trial] = []
     for number in range(1, request.repeats + 1):
         progress(f"restore {number} of {request.repeats}")
-        trials.append(run_once(order))
+        trials.append(run_once(replace(order, seed=number) if "rng" in gaps else order))
         if trials[-1].fault is not None:
             break
     return trials
