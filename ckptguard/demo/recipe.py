@@ -1,6 +1,6 @@
 """The recipe of the demo's training: what `ckptguard restore --recipe` needs to restore and replay it.
 
-ckptguard restore RUN/step-60.pt --recipe ckptguard.demo.recipe:Recipe
+ckptguard restore RUN/step-80.pt --recipe ckptguard.demo.recipe:Recipe
 """
 
 from __future__ import annotations

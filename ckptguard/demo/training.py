@@ -1,6 +1,6 @@
 """The training of the demo: an ordinary PyTorch loop, with the Recorder in it.
 
-python -m ckptguard.demo.training RUN [--steps 128] [--every 20] [--resume RUN/step-60.pt]
+python -m ckptguard.demo.training RUN [--steps 248] [--every 40] [--resume RUN/step-80.pt]
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from ckptguard.demo.model import CONTEXT, ByteTransformer
 from ckptguard.record import Recorder
 
 BATCH = 16
-STEPS = 128
-EVERY = 20
+STEPS = 248
+"""Not a multiple of EVERY: what is logged after the newest checkpoint is what its restore is compared with."""
+EVERY = 40
 WARMUP = 20
 RATE = 2e-3
 CLIP = 1.0

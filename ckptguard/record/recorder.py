@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from ckptguard.record.housekeeping import forget_batches
 from ckptguard.record.loader import WatchedLoader
 from ckptguard.record.pending import PendingRows
 from ckptguard.record.replication import Replicator
+from ckptguard.record.scalars import plain_ids
 from ckptguard.record.sealing import checkpoint_key, write_seal_of
 from ckptguard.seals import OURS, Seal
 from ckptguard.storage.local import LocalStore
@@ -161,7 +162,7 @@ class Recorder(Guarded):
         }
         values = {
             "batch": consumed.fingerprint,
-            "ids": None if ids is None else list(ids),
+            "ids": plain_ids(ids),
             "data_time": consumed.waited or None,
             "step_time": began - self._last,
             "time": time.time(),
@@ -294,18 +295,23 @@ class Recorder(Guarded):
 
     def close(self) -> None:
         """Flush and stop, replication included. A run that is killed before loses nothing but what waits."""
-        self._stop()
+        self._finish()
+        self.closed = True
+        # Also when it stepped aside before: threads and files are given back.
+        pool, log = getattr(self, "_pool", None), getattr(self, "_log", None)
+        if pool is not None:
+            pool.shutdown()
+        if log is not None:
+            with suppress(OSError):
+                log.close()
 
     @guarded
-    def _stop(self) -> None:
+    def _finish(self) -> None:
         for fixed in self._consumption.unfinished():
             self._write_batches(fixed)
         self.flush()
         if self._replicator is not None:
             self._replicator.close()
-        self._pool.shutdown()
-        self._log.close()
-        self.closed = True
 
     def __enter__(self) -> Recorder:
         return self

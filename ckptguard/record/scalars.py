@@ -42,8 +42,8 @@ def read_later(values: Mapping[str, Any]) -> Reading:
     known: dict[str, Any] = {}
     waiting: dict[str, Any] = {}
     for name, value in values.items():
-        if value is None:
-            continue
+        if value is None or hasattr(value, "full_tensor"):
+            continue  # A distributed tensor is read by all ranks together, which is not ours to start.
         if not hasattr(value, "detach"):
             known[name] = value if isinstance(value, str | bool | int | float) else _plain(value)
         elif value.device.type == "cpu":
@@ -67,7 +67,14 @@ def read_later(values: Mapping[str, Any]) -> Reading:
     return Reading(known, tuple(waiting), host, event)
 
 
+def plain_ids(ids: Any) -> list[Any] | None:
+    """Sample ids as a list; None for those that a device would have to be waited for."""
+    if ids is None or (hasattr(ids, "device") and getattr(ids.device, "type", "cpu") != "cpu"):
+        return None
+    return [_plain(item) for item in (ids.tolist() if hasattr(ids, "tolist") else ids)]
+
+
 def _plain(value: Any) -> Any:
-    """A JSON value for a numpy number, a list of sample ids, or what else a user gives."""
+    """A JSON value for a numpy number, or what else a user gives."""
     tolist = getattr(value, "tolist", None)
     return tolist() if tolist is not None else value
