@@ -68,20 +68,23 @@ class Feed:
         self.name = uuid.uuid4().hex
         self.arrived: deque[tuple[str, dict[str, Any]]] = deque()
         self._loader: Any = None
-        _FEEDS[self.name] = self
 
     def attach(self, loader: Any) -> None:
         """Wrap the loader's collate function; the workers must not have been started."""
+        _FEEDS[self.name] = self
         # Accelerate puts its own loader around torch's, and makes new ones from the attributes of the inner.
         inner = getattr(loader, "base_dataloader", loader)
         inner.collate_fn = MarkingCollator(inner.collate_fn, self.name)
         self._loader = inner
 
     def detach(self) -> None:
-        """Put the loader's own collate function back."""
+        """Put the loader's own collate function back, and take no more notes."""
         if self._loader is not None and isinstance(self._loader.collate_fn, MarkingCollator):
             self._loader.collate_fn = self._loader.collate_fn.collate
         self._loader = None
+        # Batches that are still on their way find nobody who would keep them.
+        _FEEDS.pop(self.name, None)
+        self.arrived.clear()
 
     def take(self, count: int) -> list[tuple[str, dict[str, Any]]]:
         """The next batches, as (fingerprint, batch); [] when there are not that many, as then their order is unknown."""

@@ -41,6 +41,10 @@ class RecorderCallback(TrainerCallback, Guarded):
         self._logged = 0
         self._moment = time.perf_counter()
 
+    def step_aside(self, what: str, error: Exception) -> None:
+        super().step_aside(what, error)
+        self._feed.detach()
+
     # --- the run ------------------------------------------------------------------------------------
 
     @guarded

@@ -6,6 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ckptguard.record.feed import Feed
+
+Consumed = Callable[..., None]
+"""Called with a batch, the seconds waited for it, and its fingerprint where that is known."""
+
 
 class WatchedLoader:
     """Iterates a loader and hands each batch to `consumed(batch, seconds waited)` at the moment it is given out.
@@ -14,7 +19,7 @@ class WatchedLoader:
     `state_dict`) is the loader's own.
     """
 
-    def __init__(self, loader: Any, consumed: Callable[[Any, float], None]) -> None:
+    def __init__(self, loader: Any, consumed: Consumed) -> None:
         self._loader = loader
         self._consumed = consumed
 
@@ -33,4 +38,29 @@ class WatchedLoader:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # While it is being copied or unpickled it has none.
+            raise AttributeError(name)
         return getattr(self._loader, name)
+
+
+def on_host(loader: Any, consumed: Consumed) -> Consumed:
+    """What to tell of a loader that gives its batches out on a device (accelerate's): the batches as they were before.
+
+    Other loaders' batches are told as they come.
+    """
+    if getattr(loader, "base_dataloader", None) is None or getattr(loader, "device", None) is None:
+        return consumed
+    feed = Feed()
+    feed.attach(loader)
+    skipped = int(getattr(loader, "skip_batches", 0) or 0)
+
+    def tell(batch: Any, waited: float) -> None:
+        nonlocal skipped
+        # What it fast-forwards over was put together and moved as well.
+        feed.take(skipped)
+        skipped = 0
+        taken = feed.take(1)
+        mark, before = taken[0] if taken else (None, batch)
+        consumed(before, waited, mark)
+
+    return tell

@@ -19,7 +19,7 @@ from ckptguard.record.environment import environment, launch, rank_and_world, ve
 from ckptguard.record.evidence import Evidence, Witness, draft_seal
 from ckptguard.record.guard import LOG, Guarded, guarded
 from ckptguard.record.housekeeping import forget_batches
-from ckptguard.record.loader import WatchedLoader
+from ckptguard.record.loader import WatchedLoader, on_host
 from ckptguard.record.pending import PendingRows
 from ckptguard.record.replication import Replicator
 from ckptguard.record.scalars import plain_ids
@@ -115,8 +115,15 @@ class Recorder(Guarded):
     # --- steps --------------------------------------------------------------------------------------
 
     def watch(self, loader: Any) -> WatchedLoader:
-        """The loader itself, with each batch noted as it is consumed. Give it host batches, before they are moved."""
-        return WatchedLoader(loader, self.consumed)
+        """The loader itself, with each batch noted as it is consumed. It should give out batches on the host.
+
+        Of a loader that accelerate prepared, which moves them itself, the batches before are noted.
+        """
+        try:
+            return WatchedLoader(loader, on_host(loader, self.consumed))
+        except Exception as error:  # noqa: BLE001 - the loop gets its loader whatever happens
+            self.step_aside("watch", error)
+            return WatchedLoader(loader, self.consumed)
 
     @guarded
     def consumed(self, batch: Any, waited: float = 0.0, known: str | None = None) -> None:

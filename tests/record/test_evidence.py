@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 from ckptguard.digest import tensor_digest
 from ckptguard.errors import FormatError
-from ckptguard.logs.steplog import StepLogWriter
+from ckptguard.logs.steplog import StepLog, StepLogWriter
+from ckptguard.record import Recorder
 from ckptguard.record.batches import FixedBatches, StepBatches, copied, unpack
 from ckptguard.record.feed import Feed, MarkedBatch
 from ckptguard.record.fingerprints import OnDevice, fingerprint, join_fingerprints
@@ -174,6 +175,26 @@ def test_a_feed_counts_what_is_moved_not_what_is_put_together() -> None:
     assert feed.take(2) == []
     feed.detach()
     assert loader.collate_fn is own
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("skip", [0, 2])
+def test_a_loader_that_accelerate_prepared(tmp_path: Path, skip: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    data = [{"x": torch.tensor(n), "y": torch.tensor(-n)} for n in range(10)]
+    loader = accelerate.Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(data, batch_size=2))
+    if skip:
+        loader = accelerate.skip_first_batches(loader, skip)
+    with Recorder(tmp_path) as recorder:
+        for step, batch in enumerate(recorder.watch(loader), 1):
+            assert batch["x"].tolist() == [2 * (step + skip) - 2, 2 * (step + skip) - 1]
+            recorder.step(step)
+    rows = StepLog().rows((tmp_path / ".ckptguard/steps-0.jsonl").read_bytes())
+    expected = [
+        fingerprint({"x": torch.tensor([n, n + 1]), "y": -torch.tensor([n, n + 1])})
+        for n in range(2 * skip, 10, 2)
+    ]
+    assert [row.extra["batch"] for row in rows if "event" not in row.extra] == expected
 
 
 def test_rows_wait_their_turn(tmp_path: Path) -> None:
