@@ -45,9 +45,7 @@ def main() -> None:
 
     app = build_app()
     try:
-        app(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        sys.exit(app(standalone_mode=False) or 0)
     except click.exceptions.Abort:
         print("ckptguard: interrupted", file=sys.stderr)
         sys.exit(130)

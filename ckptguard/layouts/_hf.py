@@ -13,7 +13,7 @@ from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile,
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
 WEIGHTS = re.compile(r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(\.[A-Za-z0-9_-]+)?\.(safetensors|bin)$")
 INDEX = re.compile(r"^.+\.(safetensors|bin)\.index(\.[\w-]+)?\.json$")
-CONFIGS = ("config.json", "adapter_config.json", "generation_config.json")
+CONFIGS = ("config.json", "adapter_config.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model", "vocab.txt", "spiece.model", "chat_template.jinja", "preprocessor_config.json")
 
 
@@ -27,6 +27,8 @@ def weight_files(directory: Directory, base: str = "") -> Iterator[ManifestFile]
             yield ManifestFile(inside, entry, Role.MODEL, "safetensors" if name.endswith("safetensors") else "torch")
         elif name in CONFIGS:
             yield ManifestFile(inside, entry, Role.CONFIG, "json")
+        elif name == "generation_config.json":
+            yield ManifestFile(inside, entry, Role.OTHER, "json")
         elif name in TOKENIZERS:
             yield ManifestFile(inside, entry, Role.TOKENIZER, "json" if name.endswith(".json") else "opaque")
 

@@ -16,7 +16,8 @@ def print_report(report: RunReport, stream: IO[str], *, verbose: bool = False) -
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=stream, highlight=False, soft_wrap=True, emoji=False)
+    # In a pipe nothing knows the width of what reads it: lines are as long as they are.
+    console = Console(file=stream, highlight=False, soft_wrap=True, emoji=False, width=None if stream.isatty() else 400)
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for title, side in (("checkpoint", "left"), ("step", "right"), ("layout", "left"), ("resume", "left"), ("evidence", "left"), ("size", "right"), ("proven", "right"), ("findings", "left")):
         table.add_column(title, justify=side, overflow="fold", no_wrap=title != "findings")  # type: ignore[arg-type]
