@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ckptguard.layouts._base import LayoutBase, is_temporary, link_pointer, series_of, step_in, text_pointer
 from ckptguard.layouts._state import Builder, holds_training_state
+from ckptguard.layouts._torch_content import interpret_known
 from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile, Pointer, Role, State
 from ckptguard.ports import Resolve
 
@@ -116,6 +117,8 @@ class TorchFile(LayoutBase):
                 continue
             if not holds_training_state(facts.tree) and file.role is Role.BUNDLE:
                 builder.attributes["no_training_state"] = True
+            if manifest.attributes.get("one_file") and interpret_known(builder, facts.tree, file.name):
+                continue
             if file.role is Role.EMA:
                 builder.add_ema(facts.tree if isinstance(facts.tree, dict) else {}, file.name)
             else:
