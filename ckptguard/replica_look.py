@@ -92,7 +92,7 @@ def compare_with_replica(
         ]
     complete = {m.path: True for m in there.checkpoints} | {c.path: c.complete for c in copies}
     return (
-        *copy_findings(copies, replica.url, now, grace),
+        *copy_findings(copies, replica.url, now, grace, here=source.url),
         *upload_findings(uploads, now, orphaned),
         *pointer_findings(there.pointers(), complete, replica.url, now, grace),
     )

@@ -12,6 +12,7 @@ from enum import StrEnum
 from ckptguard import units
 from ckptguard.codes import finding
 from ckptguard.model import Entry, Finding, Pointer, Severity
+from ckptguard.places import join
 from ckptguard.storage._base import DeletedObject, ExpiryRule, OpenUpload, Retention
 from ckptguard.storage.checksums import Answer, Comparison
 
@@ -104,14 +105,16 @@ def file_copy(
 
 
 def copy_findings(
-    copies: Sequence[CheckpointCopy], replica: str, now: float, grace: float
+    copies: Sequence[CheckpointCopy], replica: str, now: float, grace: float, *, here: str = "."
 ) -> Iterator[Finding]:
-    """Findings on each checkpoint's copy. What is younger than `grace` may still be on its way."""
+    """Findings on each checkpoint's copy; `here` is the source's root. What is younger than `grace` may be on its way."""
     newest = max((c.modified for c in copies if c.begun), default=0.0)
     for copy in copies:
         young = now - copy.modified < grace
+        path = join(here, copy.path)
         if not copy.begun:
-            yield from _not_there(copy, replica, now, young, late=copy.modified > newest)
+            if not young:
+                yield _not_there(copy, path, replica, now, late=copy.modified > newest)
             continue
         missing = copy.of(CopyState.ABSENT, CopyState.UPLOADING, CopyState.PARTIAL)
         if missing:
@@ -119,7 +122,7 @@ def copy_findings(
                 "upload-incomplete",
                 copy.path,
                 f"{len(missing)} of {len(copy.files)} files are not whole on {replica}: {_names(missing)}",
-                f"ckptguard replicate {copy.path} {replica}",
+                f"ckptguard replicate {path} {replica}",
                 severity=Severity.INFO if young else None,
             )
         wrong = copy.of(CopyState.DIFFERENT)
@@ -128,7 +131,7 @@ def copy_findings(
                 "replica-mismatch",
                 copy.path,
                 f"{len(wrong)} files differ between here and {replica}: {_names(wrong)}",
-                f"audit both sides, then: ckptguard repair {copy.path} --from {replica}",
+                f"audit both sides, then: ckptguard repair {path} --from {replica}",
             )
         hidden = copy.of(CopyState.DELETED)
         if hidden:
@@ -148,16 +151,13 @@ def copy_findings(
             )
 
 
-def _not_there(copy: CheckpointCopy, replica: str, now: float, young: bool, late: bool) -> Iterator[Finding]:
+def _not_there(copy: CheckpointCopy, path: str, replica: str, now: float, late: bool) -> Finding:
     """An older checkpoint may have been pruned from the replica; a newer one should be there by now."""
-    if young:
-        return
-    age = units.duration(now - copy.modified)
-    hint = f"ckptguard replicate {copy.path} {replica}"
+    hint = f"ckptguard replicate {path} {replica}"
     if late:
-        yield finding("upload-lag", copy.path, f"saved {age} ago and still not on {replica}", hint)
-    else:
-        yield finding("upload-incomplete", copy.path, f"not on {replica}", hint, severity=Severity.INFO)
+        age = units.duration(now - copy.modified)
+        return finding("upload-lag", copy.path, f"saved {age} ago and still not on {replica}", hint)
+    return finding("upload-incomplete", copy.path, f"not on {replica}", hint, severity=Severity.INFO)
 
 
 def upload_findings(uploads: Iterable[OpenUpload], now: float, limit: float = ORPHANED) -> Iterator[Finding]:

@@ -117,7 +117,7 @@ class SeaweedServer:
             f"-filer.localSocket={self.folder / 'filer.sock'}",
             "-s3", f"-s3.port={ports['s3']}", f"-s3.port.grpc={ports['s3-grpc']}", f"-s3.config={config}",
             f"-s3.localSocket={self.folder / 's3.sock'}",
-            "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false",
+            "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-s3.autoCreateBucket=false",
         ]  # fmt: skip
         # Each bucket gets volumes of its own: one is enough, and is made sooner than the usual seven.
         environment = {**os.environ, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}

@@ -70,3 +70,16 @@ def make_run(run_template: Path, tmp_path: Path) -> Callable[[], Path]:
         return root
 
     return make
+
+
+@pytest.fixture
+def ckptguard() -> Callable[..., Any]:
+    """Runs a command of ckptguard in this process; returns what click's runner saw."""
+    from typer.testing import CliRunner
+
+    from ckptguard.cli import build_app
+
+    def run(*arguments: object) -> Any:
+        return CliRunner().invoke(build_app(), [str(a) for a in arguments])
+
+    return run

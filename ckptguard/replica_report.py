@@ -1,0 +1,61 @@
+"""Adds to an audit's reports what the stores themselves have to say: the copy's state, uploads, rules that delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckptguard.inspect import Options
+from ckptguard.model import Finding, RunReport
+from ckptguard.places import join
+from ckptguard.replica_look import compare_with_replica, list_tree, store_findings
+from ckptguard.storage.opening import open_store, split_target
+
+
+def with_stores(
+    target: str, reports: Sequence[RunReport], options: Options, replica: str | None = None
+) -> tuple[RunReport, ...]:
+    """The reports with the findings on their store (orphaned uploads, rules), and, where one is named, on their replica.
+
+    For a target with several runs the replica has the same folders. Raises TargetNotFound, StoreError: a replica that
+    cannot be looked at is no good replica.
+    """
+    return tuple(replace(r, findings=(*r.findings, *_findings(target, r, options, replica))) for r in reports)
+
+
+def _findings(target: str, report: RunReport, options: Options, replica: str | None) -> tuple[Finding, ...]:
+    now = options.now()
+    store = open_store(report.root, max_rate=options.max_rate)
+    safe = sum(v.resume.safe for v in report.checkpoints)
+    newest = _key(report, report.newest_safe) if report.newest_safe else None
+    found = store_findings(store, newest, safe=safe, now=now)
+    if replica is None:
+        return found
+    copy = open_store(_counterpart(target, report, replica), max_rate=options.max_rate)
+    found += compare_with_replica(
+        store,
+        copy,
+        depth=options.depth,
+        now=now,
+        grace=options.grace,
+        only=[_key(report, v.path) for v in report.checkpoints],
+        jobs=options.jobs or 4,
+    )
+    return found + store_findings(copy, newest, safe=2, now=now)
+
+
+def _key(report: RunReport, path: str) -> str:
+    return path.removeprefix(join(report.root, "").rstrip("/") + "/")
+
+
+def _counterpart(target: str, report: RunReport, replica: str) -> str:
+    """Where the report's run lies in the replica: the same folder below it; or, for a checkpoint, the run it lies in."""
+    root, key = split_target(replica)
+    below = report.root.removeprefix(target.rstrip("/")).strip("/") if report.root != target else ""
+    if below and report.root.startswith(target):
+        return join(root, below)
+    if key:
+        return root
+    if [m.path for m in list_tree(open_store(root)).checkpoints] == [""]:
+        return root.rstrip("/").rpartition("/")[0]
+    return root

@@ -1,0 +1,114 @@
+"""The commands as a user calls them: exit statuses, documents, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptguard.inspect import Options, audit
+from ckptguard.model import Severity
+from ckptguard.replica_report import with_stores
+
+pytestmark = pytest.mark.s3
+
+Run = Callable[..., Any]
+MakeRun = Callable[[], Path]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_replicate_a_run_then_one_checkpoint_back(
+    ckptguard: Run, make_run: MakeRun, s3_bucket: str, tmp_path: Path
+) -> None:
+    run = make_run()
+    (run / "latest").write_text("checkpoint-30")
+    done = ckptguard("replicate", run, f"{s3_bucket}/runs/a", "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert [c["state"] for c in document["checkpoints"]] == ["copied"] * 3
+    assert document["checkpoints"][2]["pointers"] == ["latest"]
+    assert {c["proven_by"][0] for c in document["checkpoints"]} == {"the store's CRC64NVME"}
+
+    again = ckptguard("replicate", run, f"{s3_bucket}/runs/a")
+    assert again.exit_code == 0
+    assert again.stdout.count("present") == 3 and "0 B sent" in again.stdout
+
+    back = ckptguard("replicate", f"{s3_bucket}/runs/a/checkpoint-20", tmp_path / "back")
+    assert back.exit_code == 0, back.output
+    (report,) = audit(str(tmp_path / "back"))
+    assert [(v.step, v.resume) for v in report.checkpoints] == [(20, "exact")]
+
+
+def test_a_broken_checkpoint_is_not_replicated(ckptguard: Run, make_run: MakeRun, s3_bucket: str) -> None:
+    run = make_run()
+    damage(run / "checkpoint-20/optimizer.pt")
+    done = ckptguard("replicate", run, s3_bucket, "--json")
+    assert done.exit_code == 1
+    states = {c["path"].rpartition("-")[2]: c["state"] for c in json.loads(done.stdout)["checkpoints"]}
+    assert states == {"10": "copied", "20": "refused", "30": "copied"}
+    assert "crc-mismatch" in done.stderr
+
+
+def test_replicate_refuses_what_cannot_work(ckptguard: Run, make_run: MakeRun, s3_bucket: str) -> None:
+    run = make_run()
+    assert ckptguard("replicate", run).exit_code == 2
+    assert ckptguard("replicate", run / "nowhere", s3_bucket).exit_code == 2
+    gone = ckptguard("replicate", run / "checkpoint-10", "s3://no-such-bucket-here/x", "--json")
+    assert gone.exit_code == 2
+    assert "no bucket" in gone.stdout
+
+
+def test_the_same_verdict_on_s3_and_on_disk(
+    ckptguard: Run, make_run: MakeRun, s3_bucket: str, s3_server: Any
+) -> None:
+    run = make_run()
+    damage(run / "checkpoint-10/optimizer.pt")
+    (run / "checkpoint-20/scheduler.pt").unlink()
+    with (run / "checkpoint-30/model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    client, bucket = s3_server.client(), s3_bucket.removeprefix("s3://")
+    for path in sorted(p for p in run.rglob("*") if p.is_file()):
+        client.upload_file(str(path), bucket, f"runs/a/{path.relative_to(run).as_posix()}")
+    options = Options(grace=0)
+    (here,), (there,) = audit(str(run), options), audit(f"{s3_bucket}/runs/a", options)
+
+    def said(report: Any) -> list[Any]:
+        return [
+            (
+                v.step,
+                v.resume,
+                [(f.code, f.severity, f.effect, f.subject) for f in v.findings],
+                v.coverage.bytes_proven,
+            )
+            for v in report.checkpoints
+        ]
+
+    assert said(here) == said(there)
+    assert {v.resume for v in here.checkpoints} == {"unsafe", "lossy"}
+
+
+def test_audit_with_a_replica(make_run: MakeRun, s3_bucket: str, s3_server: Any, ckptguard: Run) -> None:
+    run, url = make_run(), f"{s3_bucket}/runs/a"
+    assert ckptguard("replicate", run, url).exit_code == 0
+    options = Options(grace=0)
+    (report,) = with_stores(str(run), audit(str(run), options), options, url)
+    assert [f for f in report.findings if f.severity > Severity.INFO] == []
+    key = "runs/a/checkpoint-20/optimizer.pt"
+    data = (run / "checkpoint-20/optimizer.pt").read_bytes()
+    s3_server.client().put_object(Bucket=s3_bucket.removeprefix("s3://"), Key=key, Body=data[:-4] + b"oops")
+    for target, replica in (
+        (str(run), url),
+        (url, str(run)),
+        (f"{run}/checkpoint-20", f"{url}/checkpoint-20"),
+    ):
+        (report,) = with_stores(target, audit(target, options), options, replica)
+        (found,) = (f for f in report.findings if f.code == "replica-mismatch")
+        assert found.subject == "checkpoint-20" and "optimizer.pt" in found.message
