@@ -485,7 +485,8 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         if facts is None:
             continue
         verdict = look.verdict(facts, [facts])
-        if verdict.resume is Resume.LOSSY and not verdict.as_complete_as_the_run_allows:
+        if verdict.resume is Resume.LOSSY:
+            # Alone, a checkpoint cannot tell what it lost from what its run never saves.
             siblings = [s for m in order if (s := look.read(m, Evidence.STRUCTURE)) is not None]
             verdict = look.verdict(facts, siblings)
         pairs.append((facts, verdict))
