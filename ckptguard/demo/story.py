@@ -29,13 +29,14 @@ Say = Callable[[str], None]
 class Outcome:
     """What the demo promises. `page` is the HTML page of the proof."""
 
-    continuous: bool
+    result: str
+    bitwise: bool
     caught: Mapping[str, bool]
     page: Path
 
     @property
     def kept(self) -> bool:
-        return self.continuous and all(self.caught.values())
+        return self.result == "continuous" and self.bitwise and all(self.caught.values())
 
 
 def prepare(folder: Path) -> None:
@@ -81,8 +82,7 @@ def tell(folder: Path, say: Say) -> Outcome:
     say(
         f"\n{sum(caught.values())} of {len(caught)} damages were caught, in {time.perf_counter() - began:.0f} seconds."
     )
-    say(f"The proof, with its plots: {page.resolve().as_uri()}")
-    return Outcome(proof["result"] == "continuous", caught, page)
+    return Outcome(proof["result"], proof["bitwise"], caught, page)
 
 
 def _train(run: Path, say: Say) -> None:
