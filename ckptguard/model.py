@@ -125,11 +125,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A folder of a listing: what layouts look at. Works the same for disks and object stores."""
+    """A folder of a listing: what layouts look at. Works the same for disks and object stores.
+
+    `beside` are the files of the folder that it lies in, where a framework may keep a mark about it.
+    """
 
     path: str
     files: Mapping[str, Entry]
     dirs: Mapping[str, Directory]
+    beside: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def name(self) -> str:

@@ -36,12 +36,12 @@ def build_directory(entries: Iterable[Entry]) -> Directory:
             here["dirs"].setdefault(parts[-1], {"files": {}, "dirs": {}})
         else:
             here["files"][parts[-1]] = entry
-    return _freeze("", root)
+    return _freeze("", root, {})
 
 
-def _freeze(path: str, node: Mapping[str, Any]) -> Directory:
-    dirs = {name: _freeze(f"{path}/{name}" if path else name, sub) for name, sub in node["dirs"].items()}
-    return Directory(path, node["files"], dirs)
+def _freeze(path: str, node: Mapping[str, Any], beside: Mapping[str, Entry]) -> Directory:
+    dirs = {name: _freeze(f"{path}/{name}" if path else name, sub, node["files"]) for name, sub in node["dirs"].items()}
+    return Directory(path, node["files"], dirs, beside)
 
 
 def step_in(name: str) -> int | None:

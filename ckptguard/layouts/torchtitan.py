@@ -15,7 +15,17 @@ from typing import Any
 
 from ckptguard.formats._nested import decoded
 from ckptguard.layouts._base import LayoutBase
-from ckptguard.layouts._dcp import Content, add_faults, add_loose, add_state, dcp_manifest, has_dcp, is_titan, read_dcp, top_weights
+from ckptguard.layouts._dcp import (
+    Content,
+    add_faults,
+    add_loose,
+    add_state,
+    dcp_manifest,
+    has_dcp,
+    is_titan,
+    read_dcp,
+    top_weights,
+)
 from ckptguard.layouts._state import Builder, integer
 from ckptguard.model import Directory, FileFacts, Manifest, State
 from ckptguard.ports import Resolve

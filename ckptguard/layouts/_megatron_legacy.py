@@ -1,0 +1,97 @@
+"""Megatron-LM's legacy format: one torch file for each model-parallel rank, `model_optim_rng.pt`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptguard.layouts._megatron_state import REPLICATED_ARGS, add_progress, add_schedule, optimizers_in
+from ckptguard.layouts._state import Builder, integer, is_weights, items, scalar
+from ckptguard.model import FileFacts, Manifest, Role, Tensor
+
+
+def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) -> None:
+    """Recognise the files of all model-parallel ranks. Names get the rank's folder in front where there are several."""
+    folders = {f.name.partition("/")[0] for f in manifest.files if f.role is Role.BUNDLE and "/" in f.name}
+    first = True
+    for file in manifest.files:
+        facts = files.get(file.name)
+        tree = facts.tree if facts is not None else None
+        if not isinstance(tree, dict):
+            continue
+        folder = file.name.partition("/")[0]
+        if file.role is Role.OPTIMIZER:
+            _buckets(builder, tree, file.name, file.rank)
+            continue
+        if file.role is not Role.BUNDLE:
+            continue
+        prefix = f"{folder}." if len(folders) > 1 else ""
+        for key in sorted(k for k in tree if str(k).startswith("model")):
+            part = f"{key}." if key != "model" else ""
+            for name, tensor in weights_in(tree[key]):
+                builder.add_model({part + name: tensor}, file.name, prefix)
+        for optimizer in optimizers_in(tree.get("optimizer")):
+            builder.add_optimizer(optimizer, file.name, rank=file.rank, sharded=not items(optimizer.get("state")))
+            if isinstance(optimizer.get("grad_scaler"), dict):
+                builder.add_scaler(optimizer["grad_scaler"], file.name, file.rank)
+        _rng(builder, tree, file.name)
+        builder.replicated.append((file.name, _replicated(tree)))
+        if first:
+            add_progress(builder, tree, file.name)
+            schedule = tree.get("opt_param_scheduler", tree.get("lr_scheduler"))
+            if isinstance(schedule, dict) and schedule:
+                add_schedule(builder, schedule, file.name)
+            first = False
+
+
+def weights_in(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
+    """Tensors of a model's state dictionary, flat or nested by module as older versions keep it."""
+    if not isinstance(value, dict):
+        return []
+    if is_weights(value):
+        return [(f"{prefix}{name}", t) for name, t in value.items() if isinstance(t, Tensor)]
+    found = []
+    for key, inner in value.items():
+        if isinstance(inner, Tensor):
+            found.append((f"{prefix}{key}", inner))
+        else:
+            found += weights_in(inner, f"{prefix}{key}.")
+    return found
+
+
+def _buckets(builder: Builder, tree: Mapping[Any, Any], file: str, rank: int | None) -> None:
+    """The distributed optimizer's buffers: gathered tensors by buffer, dtype and kind."""
+    states: dict[str, dict[str, Any]] = {}
+
+    def gather(value: Any, path: str) -> None:
+        if isinstance(value, Tensor):
+            name, _, what = path.rpartition(".")
+            states.setdefault(name, {})[what] = value
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                gather(inner, f"{path}.{key}" if path else str(key))
+
+    gather(tree, "")
+    builder.add_optimizer({"state": states, "param_groups": []}, file, rank=rank, sharded=True, name="buckets")
+
+
+def _rng(builder: Builder, tree: Mapping[str, Any], file: str) -> None:
+    for streams in tree.get("rng_state") or ():
+        if isinstance(streams, dict):
+            builder.add_rng({str(k): v for k, v in streams.items()}, file, len(builder.rngs))
+
+
+def _replicated(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What every rank must state alike."""
+    found: dict[str, Any] = {}
+    for key in ("iteration", "checkpoint_version"):
+        if scalar(tree.get(key)) is not None:
+            found[key] = scalar(tree.get(key))
+    args = items(tree.get("args"))
+    for name in REPLICATED_ARGS:
+        if integer(args.get(name)) is not None:
+            found[f"args.{name}"] = integer(args.get(name))
+    schedule = items(tree.get("opt_param_scheduler"))
+    if integer(schedule.get("num_steps")) is not None:
+        found["opt_param_scheduler.num_steps"] = integer(schedule.get("num_steps"))
+    return found
