@@ -12,7 +12,6 @@ from ckptguard.model import (
     Finding,
     Health,
     Resume,
-    Severity,
     Verdict,
 )
 
@@ -60,7 +59,7 @@ def judge(
     writing = is_writing(facts, findings, now, grace)
     resume = resume_of(findings, writing=writing)
     if writing:
-        shown = [f for f in shown if f.severity < Severity.ERROR]
+        shown = [f for f in shown if not f.loud]
     if required is not None and facts.evidence < required and resume.safe:
         resume = Resume.UNKNOWN
     return Verdict(

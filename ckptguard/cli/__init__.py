@@ -41,18 +41,19 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point. Usage errors are error documents too, where --json was asked for."""
-    import click
-
-    app = build_app()
     try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except click.exceptions.Abort:
+        sys.exit(build_app()(standalone_mode=False) or 0)
+    except typer.Abort:
         print("ckptguard: interrupted", file=sys.stderr)
         sys.exit(130)
-    except click.ClickException as error:
-        from ckptguard.cli._output import emit_json
-
+    except Exception as error:
+        # Typer brings a click of its own in some versions: usage errors are told by what they can do.
+        if not hasattr(error, "format_message"):
+            raise
+        message = error.format_message()
         if "--json" in sys.argv:
-            emit_json({"schema": 1, "error": {"code": "usage", "message": error.format_message(), "hint": "ckptguard --help"}})
-        error.show()
+            from ckptguard.cli._output import emit_json
+
+            emit_json({"schema": 1, "error": {"code": "usage", "message": message, "hint": "ckptguard --help"}})
+        print(f"ckptguard: {message}\n  ckptguard COMMAND --help shows what it takes", file=sys.stderr)
         sys.exit(2)

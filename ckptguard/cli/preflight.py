@@ -1,0 +1,120 @@
+"""`ckptguard preflight`: go or no-go before a resume, and from where."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ckptguard.cli._output import emit_json, guarded, parsed, say
+
+EPILOG = """Examples:\n
+  CKPT=$(ckptguard preflight runs/a) && torchrun train.py --resume "$CKPT"\n
+  ckptguard preflight runs/a --json             the reasons for every checkpoint that was passed over\n
+  ckptguard preflight runs/a --quarantine       and move unsafe ones out of the framework's sight (--undo brings them back)\n
+Exit status: 0 resume from the path on stdout; 1 checkpoints exist and none may be resumed from; 2 could not look;
+3 a fresh run: no checkpoint was ever seen there."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="preflight", epilog=EPILOG)(preflight)
+
+
+def preflight(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's directory or s3://bucket/prefix.")],
+    depth: Annotated[str, typer.Option(help="How deep to look: listing, structure or content.")] = "content",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No reasons on stderr.")] = False,
+    grace: Annotated[str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")] = "0",
+    allow_lossy: Annotated[bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")] = False,
+    require: Annotated[str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")] = None,
+    no_fresh: Annotated[bool, typer.Option(help="A run without any checkpoint is a stop (1), not a fresh start (3).")] = False,
+    allow_missing: Annotated[bool, typer.Option(help="A RUN that does not exist is a fresh start (3).")] = False,
+    quarantine: Annotated[bool, typer.Option(help="Move unsafe checkpoints under RUN/.ckptguard/quarantine/.")] = False,
+    undo: Annotated[bool, typer.Option(help="Bring quarantined checkpoints back, and do nothing else.")] = False,
+    max_rate: Annotated[str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")] = None,
+) -> None:
+    """Go or no-go before a resume: prints the path to resume from, and on stderr why newer ones were passed over."""
+    with guarded(json):
+        from ckptguard.cli._look import depth_of, progress
+        from ckptguard.errors import TargetNotFound
+        from ckptguard.inspect import Decision, Options, preflight
+        from ckptguard.units import parse_duration, parse_size
+
+        if undo:
+            raise typer.Exit(_undo(run, quiet))
+        options = Options(
+            depth=depth_of(depth),
+            jobs=jobs,
+            grace=parsed(parse_duration, grace, "--grace"),
+            max_rate=parsed(parse_size, max_rate, "--max-rate"),
+            require=None if require is None else depth_of(require, "--require"),
+            allow_lossy=allow_lossy,
+        )
+        try:
+            with progress(run, quiet=quiet) as show:
+                decision = preflight(run, options, show)
+        except TargetNotFound:
+            if not allow_missing:
+                raise
+            decision = Decision("fresh", None, None, (f"{run} does not exist",))
+        for reason in decision.reasons:
+            say(f"ckptguard: {reason}", quiet=quiet)
+        if quarantine and decision.report is not None:
+            _quarantine(run, decision, options, quiet)
+        if json:
+            emit_json(document(run, decision))
+        elif decision.resume_from is not None:
+            print(decision.resume_from)
+        if decision.decision == "stop":
+            say(f"ckptguard: no checkpoint of {run} may be resumed from", quiet=quiet)
+        elif decision.decision == "fresh":
+            say(f"ckptguard: {run} holds no checkpoint: a fresh run", quiet=quiet)
+        sys.stdout.flush()
+        raise typer.Exit({"resume": 0, "stop": 1, "fresh": 1 if no_fresh else 3}[decision.decision])
+
+
+def document(run: str, decision) -> dict:  # type: ignore[no-untyped-def, type-arg]
+    """The JSON document of preflight: that of audit, with the decision."""
+    from ckptguard.report.document import SCHEMA, report_document
+
+    body = (
+        report_document(decision.report)
+        if decision.report is not None
+        else {"schema": SCHEMA, "target": run, "checkpoints": [], "findings": [], "latest": None, "newest_safe": None}
+    )
+    return {**body, "resume_from": decision.resume_from, "decision": decision.decision}
+
+
+def _local(run: str):  # type: ignore[no-untyped-def]
+    from pathlib import Path
+
+    from ckptguard.errors import UsageError
+
+    if "://" in run:
+        raise UsageError("--quarantine works on local runs", "on S3, move the checkpoint's prefix with your own tools")
+    return Path(run)
+
+
+def _quarantine(run: str, decision, options, quiet: bool) -> None:  # type: ignore[no-untyped-def]
+    from ckptguard.inspect import find_pointers, open_target
+    from ckptguard.quarantine import carry_out, plan_moves
+
+    path = _local(run)
+    opened, directory, manifests = open_target(run, options)
+    verdicts = {m.path: v for m in manifests for v in decision.report.checkpoints if opened.shown(m.path) == v.path}
+    good = next((m.path for m in manifests if opened.shown(m.path) == decision.resume_from), None)
+    moves = plan_moves(manifests, verdicts, find_pointers(opened.store, directory, manifests), good, options.now())
+    for line in carry_out(path, moves):
+        say(f"ckptguard: {line}", quiet=quiet)
+
+
+def _undo(run: str, quiet: bool) -> int:
+    from ckptguard.quarantine import bring_back
+
+    done = bring_back(_local(run))
+    for line in done or ["nothing is in quarantine"]:
+        say(f"ckptguard: {line}", quiet=quiet)
+    return 0
