@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -164,6 +165,20 @@ class PolicySettings(_Model):
     )
     saves_ahead: int = Field(default=3, gt=0, description="free space must last for so many saves")
     silence: Mapping[str, str] = Field(default_factory=dict, description="CODE: REASON@YYYY-MM-DD")
+
+    @model_validator(mode="after")
+    def _until_a_day(self) -> PolicySettings:
+        for code, entry in self.silence.items():
+            try:
+                date.fromisoformat(entry.rpartition("@")[2] if "@" in entry else "")
+            except ValueError:
+                raise ValueError(f"silence.{code}: expected REASON@YYYY-MM-DD") from None
+        return self
+
+    def silent(self, code: str, today: date) -> bool:
+        """Whether a code is silenced on a day."""
+        until = self.silence.get(code, "").rpartition("@")[2]
+        return bool(until) and today <= date.fromisoformat(until)
 
 
 class ServerSettings(_Model):

@@ -5,7 +5,6 @@ Needs Debian's package `postgresql`. What starts it stops it: use it as a contex
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 import shutil
@@ -18,8 +17,8 @@ _COUNT = itertools.count()
 
 
 def _program(name: str) -> str | None:
-    installed = sorted(glob.glob(f"/usr/lib/postgresql/*/bin/{name}"))
-    return installed[-1] if installed else shutil.which(name)
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return str(installed[-1]) if installed else shutil.which(name)
 
 
 class PostgresServer:

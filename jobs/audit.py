@@ -11,7 +11,7 @@ from ckptguard.catalog import checkpoints, digests, findings
 from ckptguard.catalog.runs import get_run, set_run
 from ckptguard.catalog.verdicts import record_verdict
 from ckptguard.digest import blocks_digest
-from ckptguard.errors import CkptguardError, NothingRecognised, TargetNotFound
+from ckptguard.errors import CkptguardError, NothingRecognised
 from ckptguard.jobs.assess import assess
 from ckptguard.jobs.children import Cancelled
 from ckptguard.jobs.lifecycle import Phase
@@ -20,26 +20,26 @@ from ckptguard.jobs.task import Task
 from ckptguard.model import Evidence, Resume
 from ckptguard.seals import SealedFile
 
+AT_ONCE = 8
+"""So many checkpoints are asked for in one request: a save that comes meanwhile waits for no more than these."""
 TRIES = 3
+WHOLE_RUN_GRACE = 900.0
+OURS = frozenset({"no-safe-checkpoint", "low-space", "missed-save", "stalled-save", "slow-save", "odd-size"})
+"""What the service itself says of a run, knowing its history; a look that sees a part of it does not."""
 
 
 def audit(task: Task) -> str:
     """Judge every complete checkpoint of a run that has no verdict on its present bytes; the newest first."""
     run = _run(task)
-    _whole_run(task, run)
-    done: list[int] = []
     failures: dict[int, int] = {}
+    judged = 0
     while True:
-        row = _next(task, run["id"], failures)
-        if row is None:
-            break
-        task.say(f"reading {row['path'] or run['target']}", None)
-        if _one(task, run, row):
-            done.append(row["id"])
-        else:
+        rows = _waiting(task, run["id"], failures)
+        judged += _look(task, run, rows, done=judged)
+        if not rows:
+            return f"{judged} checkpoints judged"
+        for row in rows:
             failures[row["id"]] = failures.get(row["id"], 0) + 1
-    _whole_run(task, run)
-    return f"{len(done)} checkpoints judged"
 
 
 def audit_again(task: Task) -> str:
@@ -52,16 +52,15 @@ def audit_again(task: Task) -> str:
         Candidate(row["id"], row["step"], row["completed_at"] or 0.0, Resume(row["resume"]), row["proven_at"])
         for row in rows.values()
     ]
-    now = task.context.clock()
-    due = due_again(candidates, now, settings.again_every * 0.9)
+    due = due_again(candidates, task.context.clock(), settings.again_every * 0.9)
+    if task.row["origin"] == "person":
+        due = by_need(candidates)
     bad = [c for c in by_need(candidates) if c.resume in (Resume.UNSAFE, Resume.UNKNOWN) and c not in due]
-    chosen = [*bad, *due]
-    for place, candidate in enumerate(chosen):
-        row = rows[candidate.id]
-        task.say(f"reading {row['path'] or run['target']} again", place / len(chosen))
-        _one(task, run, row)
-    _whole_run(task, run)
-    return f"{len(chosen)} of {len(candidates)} checkpoints read again"
+    chosen = [rows[c.id] for c in [*bad, *due]]
+    judged = 0
+    for start in range(0, len(chosen), AT_ONCE):
+        judged += _look(task, run, chosen[start : start + AT_ONCE], done=start, of=len(chosen))
+    return f"{judged} of {len(candidates)} checkpoints read again"
 
 
 def _run(task: Task) -> dict[str, Any]:
@@ -76,8 +75,8 @@ def _complete(connection: Connection, run_id: int) -> list[dict[str, Any]]:
     return [row for row in checkpoints.of_run(connection, run_id) if row["phase"] == Phase.COMPLETE]
 
 
-def _next(task: Task, run_id: int, failures: Mapping[int, int]) -> dict[str, Any] | None:
-    """The newest checkpoint that is not judged as it is now, at the depth that the configuration wants."""
+def _waiting(task: Task, run_id: int, failures: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The newest checkpoints that are not judged as they are now, at the depth that the configuration wants."""
     depth = task.context.settings.audit.depth
     with task.context.catalog.read() as connection:
         rows = _complete(connection, run_id)
@@ -87,45 +86,60 @@ def _next(task: Task, run_id: int, failures: Mapping[int, int]) -> dict[str, Any
         if (row["judged_fingerprint"] != row["fingerprint"] or Evidence(row["evidence"]) < depth)
         and failures.get(row["id"], 0) < TRIES
     ]
-    return max(waiting, key=lambda r: (r["step"] if r["step"] is not None else -1, r["id"]), default=None)
+    waiting.sort(key=lambda r: (r["step"] if r["step"] is not None else -1, r["id"]), reverse=True)
+    return waiting[:AT_ONCE]
 
 
-def _one(task: Task, run: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Audit one checkpoint and keep its verdict. Returns whether it is judged now."""
+def _look(
+    task: Task, run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, done: int = 0, of: int = 0
+) -> int:
+    """One request to the reading process: these checkpoints deeply, and the run as a whole. Returns how many were judged."""
     settings = task.context.settings.audit
+    depth = settings.depth if rows else Evidence.STRUCTURE
     with task.context.catalog.read() as connection:
-        remembered = digests.remembered_files(connection, row["id"])
-    target = f"{run['target'].rstrip('/')}/{row['path']}" if row["path"] else run["target"]
+        remembered = {row["path"]: digests.remembered_files(connection, row["id"]) for row in rows}
+        known = {
+            row["path"]: {
+                "fingerprint": row["judged_fingerprint"],
+                "resume": row["resume"],
+                "evidence": row["evidence"],
+            }
+            for row in _complete(connection, run["id"])
+        }
     request = {
         "do": "audit",
-        "target": target,
-        "depth": str(settings.depth),
-        "grace": 0.0,
+        "target": run["target"],
+        "depth": str(depth),
+        "grace": WHOLE_RUN_GRACE,
         "max_rate": settings.max_rate,
-        "remembered": {row["path"]: _seal(row["path"], remembered)} if remembered else {},
+        "deep": [row["path"] for row in rows],
+        "known": known,
+        "remembered": {path: _seal(path, held) for path, held in remembered.items() if held},
     }
-    try:
-        answer = _ask(task, request, row["bytes"])
-    except (Cancelled, KeyboardInterrupt):
-        raise
-    except (TargetNotFound, NothingRecognised):
-        return False
-    except CkptguardError as error:
-        task.log(f"{target}: {error.message}")
-        return False
-    return _keep(task, run, answer, only=row["path"]) > 0
+    judged: list[str] = []
+    deep = set(request["deep"])
 
+    def keep(part: dict[str, Any]) -> None:
+        if _keep(task, run, part) and part["path"] in deep:
+            judged.append(part["path"])
 
-def _ask(task: Task, request: Mapping[str, Any], total: int) -> dict[str, Any]:
     def progress(name: str, count: int) -> None:
-        task.say(f"reading {name}", min(1.0, count / total) if total else None)
+        task.say(f"reading {name}", min(1.0, (done + len(judged)) / of) if of else None)
 
-    return task.child.ask(
-        request,
-        timeout=task.context.settings.audit.timeout,
-        progress=progress,
-        cancelled=task.cancelled,
-    )
+    task.say("looking at the run")
+    try:
+        answer = task.child.ask(
+            request, timeout=settings.timeout, progress=progress, cancelled=task.cancelled, part=keep
+        )
+    except NothingRecognised:
+        answer = {"reports": []}
+    except Cancelled:
+        raise
+    except CkptguardError as error:
+        task.log(f"{run['target']}: {error.message}")
+        return len(judged)
+    _keep_run(task, run, answer)
+    return len(judged)
 
 
 def _seal(path: str, remembered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -149,92 +163,57 @@ def _seal(path: str, remembered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _whole_run(task: Task, run: Mapping[str, Any]) -> None:
-    """What can only be said of the run as a whole: pointers, left-overs, duplicates. Structure only."""
-    request = {"do": "audit", "target": run["target"], "depth": str(Evidence.STRUCTURE), "grace": 900.0}
-    try:
-        answer = _ask(task, request, 0)
-    except NothingRecognised:
-        answer = {"reports": [], "facts": []}
-    except Cancelled:
-        raise
-    except CkptguardError as error:
-        task.log(f"{run['target']}: {error.message}")
-        return
-    _keep(task, run, answer, only=None)
-
-
-def _keep(task: Task, run: Mapping[str, Any], answer: Mapping[str, Any], only: str | None) -> int:
-    """Store what a look found: verdicts, digests, and for a look at the whole run also its own findings."""
-    context = task.context
+def _keep(task: Task, run: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Store one verdict with the digests that were read for it. Returns whether it was one on the present bytes."""
+    context, document = task.context, part["document"]
     now = context.clock()
-    prints = {facts["path"]: facts for facts in answer["facts"]}
-    kept = 0
     with context.catalog.write() as connection:
-        rows = {row["path"]: row for row in checkpoints.of_run(connection, run["id"])}
-        for report in answer["reports"]:
-            if only is None:
-                findings.sync_findings(connection, run["id"], None, "audit", report["findings"], now)
-                set_run(connection, run["id"], latest=_relative(run["target"], report["latest"]))
-            for document in report["checkpoints"]:
-                path = _relative(run["target"], document["path"])
-                facts = prints.get(path) or prints.get(document["path"])
-                if path is None or facts is None or (only is not None and path != only):
-                    continue
-                row = rows.get(path) or _added(connection, run["id"], path, document, facts, now)
-                kept += _keep_one(task, connection, run["id"], row, document, facts, now)
+        row = checkpoints.at_path(connection, run["id"], part["path"])
+        if row is None:
+            row = _added(connection, run["id"], part, now)
+        if part["fingerprint"] != row["fingerprint"] or document["resume"] == Resume.WRITING:
+            # It changed since it was listed: the watcher sees that too, and another look will follow.
+            return False
+        shallow = Evidence(document["evidence"]) < Evidence.CONTENT
+        if shallow and row["judged_fingerprint"] == part["fingerprint"]:
+            return False
+        record_verdict(connection, run["id"], row["id"], document, part["fingerprint"], now)
+        digests.remember_files(connection, row["id"], part["files"], now)
+        if part["tensors"]:
+            digests.remember_tensors(connection, row["id"], part["tensors"])
         assess(context, connection, run["id"])
-    return kept
+    task.log(f"{document['path']}: {document['resume']} at {document['evidence']}")
+    return True
 
 
-def _keep_one(
-    task: Task, connection: Connection, run_id: int, row: Mapping[str, Any], document: Mapping[str, Any],
-    facts: Mapping[str, Any], now: float,
-) -> int:  # fmt: skip
-    if facts["fingerprint"] != row["fingerprint"] or document["resume"] == Resume.WRITING:
-        # It changed since it was listed: the watcher sees that too, and another look will follow.
-        return 0
-    record_verdict(connection, run_id, row["id"], document, facts["fingerprint"], now)
-    digests.remember_files(connection, row["id"], facts["files"], now)
-    if facts["tensors"]:
-        digests.remember_tensors(connection, row["id"], facts["tensors"])
-    if document["evidence"] >= Evidence.CONTENT:
-        task.log(f"{document['path']}: {document['resume']} at {document['evidence']}")
-    return 1
-
-
-def _added(
-    connection: Connection,
-    run_id: int,
-    path: str,
-    document: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    now: float,
-) -> dict[str, Any]:
+def _added(connection: Connection, run_id: int, part: Mapping[str, Any], now: float) -> dict[str, Any]:
     """A lone file that only its content told to be a checkpoint."""
     checkpoints.put_checkpoint(
         connection,
         run_id,
-        path,
+        part["path"],
         {
             "phase": str(Phase.COMPLETE),
             "phase_since": now,
             "first_seen": now,
             "changed_at": now,
             "completed_at": now,
-            "fingerprint": facts["fingerprint"],
-            "step": document["step"],
+            "fingerprint": part["fingerprint"],
+            "step": part["document"]["step"],
             "gone_at": None,
         },
     )
-    return next(row for row in checkpoints.of_run(connection, run_id) if row["path"] == path)
+    row = checkpoints.at_path(connection, run_id, part["path"])
+    assert row is not None
+    return row
 
 
-def _relative(target: str, path: str | None) -> str | None:
-    """A path of a document, relative to the run: how the catalog names checkpoints."""
-    if path is None:
-        return None
-    base = target.rstrip("/")
-    if path.rstrip("/") == base:
-        return ""
-    return path[len(base) + 1 :] if path.startswith(f"{base}/") else path
+def _keep_run(task: Task, run: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Store what can only be said of the run as a whole: pointers, left-overs, duplicates."""
+    context = task.context
+    seen = [f for report in answer["reports"] for f in report["findings"] if f["code"] not in OURS]
+    latest = next((r["latest"] for r in reversed(answer["reports"]) if r["latest"] is not None), None)
+    with context.catalog.write() as connection:
+        findings.sync_findings(connection, run["id"], None, "audit", seen, context.clock())
+        set_run(connection, run["id"], latest=latest)
+        assess(context, connection, run["id"])

@@ -41,6 +41,11 @@ class _Talk:
             self._said = now
             self._line({"progress": {"file": name, "bytes": self._bytes}})
 
+    def part(self, body: Mapping[str, Any]) -> None:
+        """Something that is certain already, before the answer."""
+        with self._lock:
+            self._line({"part": body})
+
     def answer(self, body: Mapping[str, Any]) -> None:
         with self._lock:
             self._bytes = 0
@@ -51,21 +56,21 @@ class _Talk:
         self._out.flush()
 
 
-def _audit(request: Mapping[str, Any], say: Callable[[str, int], None]) -> dict[str, Any]:
+def _audit(request: Mapping[str, Any], talk: _Talk) -> dict[str, Any]:
     from ckptguard.jobs.reading import audit
 
-    return audit(request, say)
+    return audit(request, talk.progress, talk.part)
 
 
-def _scrub(request: Mapping[str, Any], say: Callable[[str, int], None]) -> dict[str, Any]:
+def _scrub(request: Mapping[str, Any], talk: _Talk) -> dict[str, Any]:
     from ckptguard.jobs.reread import scrub_file
     from ckptguard.storage import open_store
 
     store = open_store(request["target"], max_rate=request.get("max_rate"))
-    return {"files": [scrub_file(store, file, say) for file in request["files"]]}
+    return {"files": [scrub_file(store, file, talk.progress) for file in request["files"]]}
 
 
-REQUESTS: dict[str, Callable[[Mapping[str, Any], Callable[[str, int], None]], dict[str, Any]]] = {
+REQUESTS: dict[str, Callable[[Mapping[str, Any], _Talk], dict[str, Any]]] = {
     "audit": _audit,
     "scrub": _scrub,
 }
@@ -79,7 +84,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            talk.answer({"done": REQUESTS[request["do"]](request, talk.progress)})
+            talk.answer({"done": REQUESTS[request["do"]](request, talk)})
         except CkptguardError as error:
             talk.answer({"error": {"code": error.error_code, "message": error.message, "hint": error.hint}})
         except MemoryError:

@@ -44,9 +44,9 @@ class Child:
 
     def ask(
         self, request: Mapping[str, Any], *, timeout: float, progress: Callable[[str, int], None],
-        cancelled: Callable[[], bool],
+        cancelled: Callable[[], bool], part: Callable[[dict[str, Any]], None] = lambda body: None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The answer to one request. Raises Cancelled, TimedOut, ChildDied, or the error that the child met."""
+        """The answer to one request; `part` gets what is certain before it. Raises Cancelled, TimedOut, ChildDied, or the error that the child met."""
         process = self._started()
         assert process.stdin is not None
         self._asked += 1
@@ -63,6 +63,8 @@ class Child:
                 answer = json.loads(line)
                 if "progress" in answer:
                     progress(answer["progress"]["file"], answer["progress"]["bytes"])
+                elif "part" in answer:
+                    part(answer["part"])
                 elif "error" in answer:
                     raise _raised(answer["error"])
                 else:

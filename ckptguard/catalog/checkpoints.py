@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from ckptguard.catalog._rows import Row, insert_one, rows
+from ckptguard.catalog._rows import Row, first, insert_one, rows
 from ckptguard.catalog.tables import checkpoints, events, saves
 
 
@@ -17,6 +17,13 @@ def of_run(connection: Connection, run_id: int, *, gone: bool = False) -> list[R
     if not gone:
         query = query.where(checkpoints.c.gone_at.is_(None))
     return rows(connection, query.order_by(checkpoints.c.step, checkpoints.c.id))
+
+
+def at_path(connection: Connection, run_id: int, path: str) -> Row | None:
+    """The checkpoint of a run at a path, there or gone."""
+    return first(
+        connection, select(checkpoints).where(checkpoints.c.run_id == run_id, checkpoints.c.path == path)
+    )
 
 
 def put_checkpoint(connection: Connection, run_id: int, path: str, values: Mapping[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from ckptguard.catalog.clean import to_json
 from ckptguard.errors import ConfigError, MissingExtra, StoreError
 
 BUSY_SECONDS = 15
@@ -94,7 +94,7 @@ def _engine(url: str) -> Engine:
             "the catalog's URL cannot be understood", "for example sqlite:////var/lib/ckptguard/catalog.db"
         ) from error
     options: dict[str, Any] = {
-        "json_serializer": lambda value: json.dumps(value, separators=(",", ":"), default=str),
+        "json_serializer": to_json,
         "pool_pre_ping": True,
     }
     backend = parsed.get_backend_name()

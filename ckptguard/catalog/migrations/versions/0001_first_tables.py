@@ -10,13 +10,14 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+# SQLite numbers rows by itself only where the key is exactly INTEGER.
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 
 def upgrade() -> None:
     op.create_table(
         "runs",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
         sa.Column("target", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("layout", sa.String(length=40), nullable=True),
@@ -26,10 +27,10 @@ def upgrade() -> None:
         sa.Column("state", sa.String(length=16), server_default="queued", nullable=False),
         sa.Column("state_since", sa.Double(), nullable=True),
         sa.Column("state_reason", sa.Text(), server_default="", nullable=False),
-        sa.Column("step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("step", BIG, nullable=True),
         sa.Column("step_at", sa.Double(), nullable=True),
         sa.Column("step_seconds", sa.Double(), nullable=True),
-        sa.Column("total_steps", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("total_steps", BIG, nullable=True),
         sa.Column("gpus", sa.Integer(), nullable=True),
         sa.Column("latest", sa.Text(), nullable=True),
         sa.Column("newest_safe", sa.Text(), nullable=True),
@@ -42,14 +43,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "anomalies",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
         sa.Column("code", sa.String(length=40), nullable=False),
         sa.Column("severity", sa.String(length=8), nullable=False),
-        sa.Column("first_step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
-        sa.Column("last_step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("first_step", BIG, nullable=True),
+        sa.Column("last_step", BIG, nullable=True),
         sa.Column("scope", sa.String(length=12), nullable=False),
         sa.Column("evidence", sa.Text(), nullable=False),
         sa.Column("first_seen", sa.Double(), nullable=False),
@@ -62,13 +61,11 @@ def upgrade() -> None:
     op.create_index("ix_anomalies_run", "anomalies", ["run_id", "first_step"], unique=False)
     op.create_table(
         "attempts",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("first_step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
-        sa.Column("last_step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("first_step", BIG, nullable=True),
+        sa.Column("last_step", BIG, nullable=True),
         sa.Column("started", sa.Double(), nullable=True),
         sa.Column("ended", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_attempts_run_id"), ondelete="CASCADE"),
@@ -77,13 +74,11 @@ def upgrade() -> None:
     )
     op.create_table(
         "checkpoints",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("layout", sa.String(length=40), nullable=True),
-        sa.Column("step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("step", BIG, nullable=True),
         sa.Column("attempt", sa.Integer(), nullable=True),
         sa.Column("phase", sa.String(length=16), nullable=False),
         sa.Column("phase_since", sa.Double(), nullable=False),
@@ -91,12 +86,7 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.Double(), nullable=True),
         sa.Column("completed_at", sa.Double(), nullable=True),
         sa.Column("modified", sa.Double(), nullable=True),
-        sa.Column(
-            "bytes",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            server_default=sa.text("0"),
-            nullable=False,
-        ),
+        sa.Column("bytes", BIG, server_default=sa.text("0"), nullable=False),
         sa.Column("files", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("fingerprint", sa.String(length=40), server_default="", nullable=False),
         sa.Column("judged_fingerprint", sa.String(length=40), server_default="", nullable=False),
@@ -124,15 +114,13 @@ def upgrade() -> None:
     op.create_index("ix_checkpoints_run_step", "checkpoints", ["run_id", "gone_at", "step"], unique=False)
     op.create_table(
         "logs",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
         sa.Column("file", sa.Text(), nullable=False),
         sa.Column("rank", sa.Integer(), nullable=True),
-        sa.Column("position", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("size", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("position", BIG, nullable=False),
+        sa.Column("size", BIG, nullable=False),
+        sa.Column("step", BIG, nullable=True),
         sa.Column("at", sa.Double(), nullable=True),
         sa.Column("interval", sa.Double(), nullable=True),
         sa.Column("pause", sa.Double(), nullable=True),
@@ -142,12 +130,10 @@ def upgrade() -> None:
     )
     op.create_table(
         "metrics",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("step", BIG, nullable=False),
         sa.Column("at", sa.Double(), nullable=True),
         sa.Column("loss", sa.Double(), nullable=True),
         sa.Column("lr", sa.Double(), nullable=True),
@@ -159,12 +145,10 @@ def upgrade() -> None:
     op.create_index("ix_metrics_run", "metrics", ["run_id", "step"], unique=False)
     op.create_table(
         "alerts",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
         sa.Column("key", sa.Text(), nullable=False),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("run_id", BIG, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=True),
         sa.Column("code", sa.String(length=40), nullable=False),
         sa.Column("severity", sa.String(length=8), nullable=False),
         sa.Column("state", sa.String(length=10), nullable=False),
@@ -192,11 +176,9 @@ def upgrade() -> None:
     )
     op.create_table(
         "events",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=True),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("what", sa.String(length=24), nullable=False),
         sa.Column("detail", sa.Text(), nullable=False),
@@ -210,15 +192,13 @@ def upgrade() -> None:
     op.create_index("ix_events_run", "events", ["run_id", "at"], unique=False)
     op.create_table(
         "files",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("size", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("size", BIG, nullable=False),
         sa.Column("modified", sa.Double(), nullable=False),
         sa.Column("etag", sa.Text(), nullable=True),
-        sa.Column("block_size", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("block_size", BIG, nullable=False),
         sa.Column("blocks", sa.JSON(), nullable=False),
         sa.Column("first_seen", sa.Double(), nullable=False),
         sa.Column("read_at", sa.Double(), nullable=False),
@@ -231,11 +211,9 @@ def upgrade() -> None:
     op.create_index("ix_files_read_at", "files", ["read_at"], unique=False)
     op.create_table(
         "findings",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=True),
         sa.Column("source", sa.String(length=16), nullable=False),
         sa.Column("code", sa.String(length=40), nullable=False),
         sa.Column("severity", sa.String(length=8), nullable=False),
@@ -257,12 +235,10 @@ def upgrade() -> None:
     op.create_index("ix_findings_open", "findings", ["run_id", "gone_at", "severity"], unique=False)
     op.create_table(
         "jobs",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
         sa.Column("name", sa.String(length=24), nullable=False),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("run_id", BIG, nullable=True),
+        sa.Column("checkpoint_id", BIG, nullable=True),
         sa.Column("origin", sa.String(length=12), nullable=False),
         sa.Column("state", sa.String(length=12), nullable=False),
         sa.Column("priority", sa.Integer(), server_default=sa.text("0"), nullable=False),
@@ -284,10 +260,8 @@ def upgrade() -> None:
     op.create_index("ix_jobs_state", "jobs", ["state", "priority", "id"], unique=False)
     op.create_table(
         "restores",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("result", sa.String(length=12), nullable=False),
         sa.Column("evidence", sa.String(length=10), nullable=False),
@@ -303,17 +277,15 @@ def upgrade() -> None:
     op.create_index("ix_restores_checkpoint", "restores", ["checkpoint_id", "at"], unique=False)
     op.create_table(
         "saves",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("step", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("run_id", BIG, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=False),
+        sa.Column("step", BIG, nullable=True),
         sa.Column("started", sa.Double(), nullable=False),
         sa.Column("completed", sa.Double(), nullable=False),
         sa.Column("seconds", sa.Double(), nullable=True),
         sa.Column("blocked", sa.Double(), nullable=True),
-        sa.Column("bytes", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("bytes", BIG, nullable=False),
         sa.Column("watched", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(
             ["checkpoint_id"], ["checkpoints.id"], name=op.f("fk_saves_checkpoint_id"), ondelete="CASCADE"
@@ -324,17 +296,15 @@ def upgrade() -> None:
     op.create_index("ix_saves_run", "saves", ["run_id", "completed"], unique=False)
     op.create_table(
         "tensors",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=False),
         sa.Column("file", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("dtype", sa.String(length=24), nullable=False),
         sa.Column("shape", sa.JSON(), nullable=False),
-        sa.Column("nbytes", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("nbytes", BIG, nullable=False),
         sa.Column("digest", sa.String(length=40), nullable=False),
-        sa.Column("nonfinite", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("nonfinite", BIG, nullable=False),
         sa.Column("minimum", sa.Double(), nullable=True),
         sa.Column("maximum", sa.Double(), nullable=True),
         sa.Column("norm", sa.Double(), nullable=True),
@@ -346,14 +316,12 @@ def upgrade() -> None:
     op.create_index("ix_tensors_checkpoint", "tensors", ["checkpoint_id"], unique=False)
     op.create_table(
         "uploads",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=False),
         sa.Column("destination", sa.Text(), nullable=False),
         sa.Column("started", sa.Double(), nullable=False),
         sa.Column("completed", sa.Double(), nullable=True),
-        sa.Column("bytes", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("bytes", BIG, nullable=False),
         sa.Column("lag", sa.Double(), nullable=True),
         sa.Column("verified", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
@@ -365,10 +333,8 @@ def upgrade() -> None:
     )
     op.create_table(
         "verdicts",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("checkpoint_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("checkpoint_id", BIG, nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
         sa.Column("resume", sa.String(length=10), nullable=False),
         sa.Column("evidence", sa.String(length=10), nullable=False),
@@ -382,10 +348,8 @@ def upgrade() -> None:
     op.create_index("ix_verdicts_checkpoint", "verdicts", ["checkpoint_id", "at"], unique=False)
     op.create_table(
         "outbox",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("alert_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
+        sa.Column("alert_id", BIG, nullable=False),
         sa.Column("sink", sa.String(length=80), nullable=False),
         sa.Column("document", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
@@ -403,45 +367,23 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.drop_index("ix_outbox_due", table_name="outbox")
-    op.drop_table("outbox")
-    op.drop_index("ix_verdicts_checkpoint", table_name="verdicts")
-    op.drop_table("verdicts")
-    op.drop_table("uploads")
-    op.drop_index("ix_tensors_checkpoint", table_name="tensors")
-    op.drop_table("tensors")
-    op.drop_index("ix_saves_run", table_name="saves")
-    op.drop_table("saves")
-    op.drop_index("ix_restores_checkpoint", table_name="restores")
-    op.drop_table("restores")
-    op.drop_index("ix_jobs_state", table_name="jobs")
-    op.drop_index("ix_jobs_name", table_name="jobs")
-    op.drop_table("jobs")
-    op.drop_index("ix_findings_open", table_name="findings")
-    op.drop_index("ix_findings_code", table_name="findings")
-    op.drop_index("ix_findings_checkpoint", table_name="findings")
-    op.drop_table("findings")
-    op.drop_index("ix_files_read_at", table_name="files")
-    op.drop_table("files")
-    op.drop_index("ix_events_run", table_name="events")
-    op.drop_index("ix_events_checkpoint", table_name="events")
-    op.drop_table("events")
-    op.drop_index(
-        "uq_alerts_firing",
-        table_name="alerts",
-        sqlite_where=sa.text("state = 'firing'"),
-        postgresql_where=sa.text("state = 'firing'"),
-    )
-    op.drop_index("ix_alerts_state", table_name="alerts")
-    op.drop_index("ix_alerts_run", table_name="alerts")
-    op.drop_table("alerts")
-    op.drop_index("ix_metrics_run", table_name="metrics")
-    op.drop_table("metrics")
-    op.drop_table("logs")
-    op.drop_index("ix_checkpoints_run_step", table_name="checkpoints")
-    op.drop_index("ix_checkpoints_proven", table_name="checkpoints")
-    op.drop_table("checkpoints")
-    op.drop_table("attempts")
-    op.drop_index("ix_anomalies_run", table_name="anomalies")
-    op.drop_table("anomalies")
-    op.drop_table("runs")
+    for table in (
+        "outbox",
+        "verdicts",
+        "uploads",
+        "tensors",
+        "saves",
+        "restores",
+        "jobs",
+        "findings",
+        "files",
+        "events",
+        "alerts",
+        "metrics",
+        "logs",
+        "checkpoints",
+        "attempts",
+        "anomalies",
+        "runs",
+    ):
+        op.drop_table(table)
