@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptguard.codes import finding
+from ckptguard.curves.health import health_at
 from ckptguard.discover import Run, find_checkpoints, group_runs
 from ckptguard.errors import CkptguardError, FormatError, KeyNotFound, NothingRecognised, StoreError, TargetNotFound
 from ckptguard.facts import Progress, Reader, Wanted
@@ -21,6 +22,7 @@ from ckptguard.model import (
     Effect,
     Evidence,
     Finding,
+    Health,
     LogRow,
     Manifest,
     NotRun,
@@ -28,6 +30,7 @@ from ckptguard.model import (
     Resume,
     Role,
     RunReport,
+    Severity,
     State,
     Verdict,
 )
@@ -239,13 +242,14 @@ class Look:
             now=self.now,
             grace=self.options.grace,
             required=self.options.require,
+            health=health_at(self.log or facts.state.log, facts.step),
         )
 
     def unlooked(self, manifest: Manifest) -> Verdict:
         """A checkpoint that was only listed: it counts for nothing."""
         return Verdict(
             self.opened.shown(manifest.path), manifest.layout, manifest.step, Resume.UNKNOWN, Evidence.LISTING,
-            len(manifest.files), manifest.size, {}, manifest.gaps, Coverage(), judge_health(), (), modified=manifest.modified,
+            len(manifest.files), manifest.size, {}, manifest.gaps, Coverage(), Health(), (), modified=manifest.modified,
         )  # fmt: skip
 
     def report(self, target: str, pairs: Sequence[tuple[CheckpointFacts | None, Verdict]]) -> RunReport:
@@ -279,12 +283,6 @@ class Look:
             newest_safe=None if safe is None else safe.path,
             resume_from=None if best is None else best.path,
         )
-
-
-def judge_health():  # type: ignore[no-untyped-def]
-    from ckptguard.model import Health
-
-    return Health()
 
 
 def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
@@ -374,8 +372,6 @@ def collapse(findings: Iterable[Finding]) -> list[Finding]:
 
 def silence(one: Finding, silenced: frozenset[str]) -> Finding:
     """A silenced finding is still listed, as information; its effect on the resume stays."""
-    from ckptguard.model import Severity
-
     if one.code in silenced and one.severity > Severity.INFO:
         return replace(one, severity=Severity.INFO, message=f"{one.message} (silenced)")
     return one
