@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,10 +35,15 @@ def split_spec(spec: str) -> tuple[str, str]:
     return where, name
 
 
-def find_recipe(spec: str) -> Found:
-    """Import, find, and where it is a class or function make the recipe. Raises RecipeError, and what the user's code raises."""
+def find_recipe(spec: str, before_making: Callable[[ModuleType], None] = lambda module: None) -> Found:
+    """Import, find, and where it is a class or function make the recipe.
+
+    `before_making` is called with the imported module. Raises RecipeError, and what the user's code raises.
+    """
     where, name = split_spec(spec)
-    target: Any = _import(where)
+    module = _import(where)
+    before_making(module)
+    target: Any = module
     for part in filter(None, name.split(".")):
         if not hasattr(target, part):
             raise RecipeError(f"{spec}: there is no {part} in {where}; {_offers(target)}")

@@ -14,7 +14,7 @@ from typing import Any
 from ckptguard.errors import OutOfMemory, RecipeError, TimedOut
 from ckptguard.model import NotRun
 from ckptguard.restore.model import Difference, Fault, Limits, Order, StepNumbers, Trial
-from ckptguard.restore.processes import Ended, run
+from ckptguard.restore.processes import run
 
 Progress = Callable[[str], None]
 
@@ -46,7 +46,7 @@ def run_trial(order: Order, limits: Limits, progress: Progress = lambda text: No
             output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
             tail = output.read().decode(errors="replace")
         trial = fold(read_events(events))
-    return _settle(trial, ended, tail)
+    return settle(trial, ended.status, tail)
 
 
 def _environment(order: Order) -> dict[str, str]:
@@ -62,11 +62,11 @@ def _environment(order: Order) -> dict[str, str]:
     return env
 
 
-def _settle(trial: Trial, ended: Ended, tail: str) -> Trial:
+def settle(trial: Trial, exit_status: int | None, tail: str = "") -> Trial:
     """Raise what is an error of ours or of the recipe; keep what speaks of the checkpoint."""
     fault = trial.fault
-    if fault is None and ended.status != 0:
-        status = ended.status or 0
+    if fault is None and exit_status != 0:
+        status = exit_status or 0
         how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
         hint = "the machine ran out of memory?" if status == -9 else ""
         message = f"the child process {how} before it was done"
@@ -80,7 +80,7 @@ def _settle(trial: Trial, ended: Ended, tail: str) -> Trial:
     if fault.kind == "timeout":
         raise TimedOut(fault.message, fault.hint)
     if fault.kind == "recipe":
-        raise RecipeError(fault.message, fault.hint or _quoted(fault.detail).strip())
+        raise RecipeError(fault.message, fault.hint or f"its traceback ends:{_quoted(fault.detail)}")
     return trial
 
 
@@ -99,8 +99,8 @@ class _Watch:
 
     def look(self) -> bool:
         events = read_events(self._events)
-        for event in events[self._shown :]:
-            self._progress(_shown(event))
+        for text in filter(None, map(_shown, events[self._shown :])):
+            self._progress(text)
         self._shown = len(events)
         return False
 

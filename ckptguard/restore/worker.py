@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ckptguard
@@ -25,37 +27,38 @@ def main(arguments: list[str]) -> int:
     order_file, events = arguments
     _die_with_parent()
     order = Order(**json.loads(Path(order_file).read_text(encoding="utf-8")))
-    session: Session | None = None
-    try:
-        session = Session(order, Path(events))
-        _trial(session)
-        session.done()
-        status = 0
-    except Stop:
-        if session is not None:
-            session.done()
-        status = 0
-    except BaseException as error:  # noqa: BLE001  everything that the user's code can do is reported
-        _report(Path(events), _fault_of(error))
-        status = 1
+    status = perform(order, Path(events))
     # The user's threads and finalizers have no say in when this process ends.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
+def perform(order: Order, events: Path) -> int:
+    """Run one trial in this process and report it to `events`. Returns the exit status: 1 where a fault was reported."""
+    session: Session | None = None
+    try:
+        session = Session(order, events)
+        with contextlib.suppress(Stop):
+            _trial(session)
+        session.done()
+    except BaseException as error:  # noqa: BLE001  everything that the user's code can do is reported
+        _report(events, _fault_of(error))
+        return 1
+    finally:
+        if session is not None:
+            session.close()
+    return 0
+
+
 def _trial(session: Session) -> None:
     """Find the recipe, prepare the process like the recorded one, and run the trial of its kind."""
     order = session.order
-    if "transformers" in _imports(order.recipe):
-        from ckptguard.restore import trainer
-
-        trainer.quiet_the_library()
     import torch
 
     if order.threads:
         torch.set_num_threads(order.threads)
-    found = recipes.find_recipe(order.recipe)
+    found = recipes.find_recipe(order.recipe, before_making=_quiet)
     device = order.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,11 +74,14 @@ def _trial(session: Session) -> None:
         plain.run(session, found.recipe, device)
 
 
-def _imports(spec: str) -> str:
-    """The recipe's text, to see which libraries it speaks of; "" for a module that is found by name."""
-    where, _ = recipes.split_spec(spec)
-    path = Path(where)
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "transformers"
+def _quiet(module: ModuleType) -> None:
+    """Making a Trainer must not create a repository on the hub; libraries that are not used are not imported for it."""
+    source = Path(getattr(module, "__file__", None) or "")
+    speaks = source.suffix == ".py" and "transformers" in source.read_text(encoding="utf-8", errors="replace")
+    if "transformers" in sys.modules or speaks:
+        from ckptguard.restore import trainer
+
+        trainer.quiet_the_library()
 
 
 def _fault_of(error: BaseException) -> Fault:
