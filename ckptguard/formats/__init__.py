@@ -102,12 +102,19 @@ def _dcp_shard(source: Source, name: str, known: Mapping[str, Parsed]) -> Parsed
     return dcp_items.read(source, name, known)
 
 
+def _ocdbt(source: Source) -> Parsed:
+    from ckptguard.formats import ocdbt
+
+    return ocdbt.read(source)
+
+
 READERS: dict[str, Callable[[Source], Parsed]] = {
     "torch": _torch,
     "safetensors": _safetensors,
     "json": _json,
     "text": _text,
     "pickle": _pickle,
+    "ocdbt": _ocdbt,
     "dcp-metadata": _dcp_metadata,
 }
 

@@ -125,6 +125,8 @@ def _rebuild_from_type(function: Any, cls: Any, args: Any, state: Any = None) ->
     made = build(*args)
     if isinstance(made, Tensor) and isinstance(cls, Name) and cls.full not in _PLAIN_TENSORS:
         return Opaque(cls.full, (made,), state)
+    if isinstance(made, Opaque) and made.state is None:
+        made.state = state  # a wrapper (DTensor) keeps the tensor that it wraps there
     return made
 
 
