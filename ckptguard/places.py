@@ -39,14 +39,15 @@ def place_of(target: str) -> Place:
     if key:
         home, name = root, key
     else:
-        home, name = _parent(root)
-    above, folder = _parent(home) if not home.endswith(":/") else (home, "")
-    if folder and not _keeps(home) and _keeps(above):
+        home, name = split_name(root)
+    above, folder = split_name(home) if not home.endswith(":/") else (home, "")
+    if folder and not keeps(home) and keeps(above):
         return Place(above, f"{folder}/{name}")
     return Place(home, name)
 
 
-def _parent(target: str) -> tuple[str, str]:
+def split_name(target: str) -> tuple[str, str]:
+    """(folder, name) of a target, whether it exists or not. Raises UsageError for a whole bucket."""
     if target.startswith("s3://"):
         head, slash, name = target.rstrip("/").removeprefix("s3://").rpartition("/")
         if not slash:
@@ -63,7 +64,7 @@ def _parent(target: str) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
-def _keeps(root: str) -> bool:
+def keeps(root: str) -> bool:
     """Whether something of ours lies directly below a folder."""
     try:
         store: Store = open_store(root)

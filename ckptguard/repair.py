@@ -84,14 +84,14 @@ class RepairPlan:
 def plan_repair(
     store: Store, manifest: Manifest | None, path: str, replica: Store, copy: Manifest, seal: Seal | None
 ) -> RepairPlan:
-    """Find out what is damaged. `manifest` is None where nothing of the checkpoint is left.
+    """Find out what is damaged. `manifest` is None where nothing of the checkpoint is left. A `seal` that is given counts.
 
     Raises StoreError when a side cannot be read, Refused when the replica is not of the same save.
     """
     here = {f.name: f.entry for f in manifest.files} if manifest else {}
     there = {f.name: f.entry for f in copy.files}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="ckptguard-repair") as pool:
-        if seal is not None and seal.files and (not here or not seal.stale_for(here)):
+        if seal is not None and seal.files:
             files = [
                 _by_seal(store, here.get(n), replica, there.get(n), n, s, seal.block_size, pool)
                 for n, s in sorted(seal.files.items())

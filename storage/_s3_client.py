@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ckptguard.errors import MissingExtra, UsageError
@@ -50,7 +52,19 @@ class S3Options:
 
 
 def make_client(location: S3Location, options: S3Options) -> Any:
-    """A boto3 client for this location. Raises MissingExtra without boto3."""
+    """A boto3 client for this location. Raises MissingExtra without boto3.
+
+    Making one costs a tenth of a second, so stores of the same profile share theirs, as long as the environment that it
+    was made from is the same. A child process gets its own: connections must not be shared across a fork.
+    """
+    surroundings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    return _client(location.profile, options, surroundings, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _client(
+    profile: str | None, options: S3Options, surroundings: tuple[tuple[str, str], ...], process: int
+) -> Any:
     try:
         import boto3
         from botocore import UNSIGNED
@@ -58,8 +72,8 @@ def make_client(location: S3Location, options: S3Options) -> Any:
     except ImportError as error:
         raise MissingExtra("boto3", "s3", "reading s3:// URLs") from error
 
-    anonymous = location.profile == ANONYMOUS
-    session = boto3.Session(profile_name=None if anonymous else location.profile)
+    anonymous = profile == ANONYMOUS
+    session = boto3.Session(profile_name=None if anonymous else profile)
     settings = session._session.get_scoped_config()
     config = Config(
         connect_timeout=options.connect_timeout,

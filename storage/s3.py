@@ -309,9 +309,6 @@ class S3Store:
         """Forget which objects were seen, so that the next read takes those that are there now."""
         self._seen.clear()
 
-    def close(self) -> None:
-        self.client.close()
-
 
 class _Broken(Exception):
     """An answer that broke off; `done` is how far it came."""

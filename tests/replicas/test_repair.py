@@ -53,6 +53,7 @@ class Patient:
         store, replica = LocalStore(self.run), replica or open_store(self.url)
         seal = read_seal(store, "", self.path)
         here = self.manifest(store) if self.folder.exists() else None
+        assert (seal is not None) is self.sealed
         return plan_repair(store, here, self.path, replica, self.manifest(open_store(self.url)), seal)
 
     def heal(self, replica: Any = None) -> tuple[str, ...]:
