@@ -76,7 +76,12 @@ def _planned(values: object) -> list[float]:
 def _pairs(facts: CheckpointFacts) -> list[tuple[list[float], list[float]]]:
     """(rates in the optimizer, rates the scheduler planned), where it is clear which belongs to which."""
     state = facts.state
-    if len(state.optimizers) != len(state.schedulers):
+    # Of one optimizer in parts, a file a rank, the first speaks for all (that they agree is rank-divergence's business).
+    if len({o.rank for o in state.optimizers}) > 1 and len(state.schedulers) == 1:
+        whole = 1
+    else:
+        whole = len(state.optimizers)
+    if whole != len(state.schedulers):
         return []
     pairs = [(_group_rates(facts, i), _planned(s.values)) for i, s in enumerate(state.schedulers)]
     return [p if len(p[0]) == len(p[1]) else ([], []) for p in pairs]

@@ -37,8 +37,8 @@ class Steps:
         siblings = comparable(subject)
         yield from self._name(facts, siblings)
         step = stated_step(facts)
-        if step is None:
-            return
+        if step is None or facts.state.attributes.get("free_steps"):
+            return  # or a layout whose steps are not the optimizer's (reinforcement learning)
         yield from self._optimizers(subject, siblings, step)
         yield from self._schedulers(subject, siblings, step)
         yield from self._log(facts, step)
