@@ -45,7 +45,8 @@ def read(source: Source, name: str, known: Mapping[str, Parsed]) -> Parsed:
     """Read the items of one shard. Raises FormatError, StoreError.
 
     The tree maps the names of pickled objects to what they hold. `details["chunks"]` maps (tensor, offsets) to Tensors,
-    `details["transformed"]` counts bytes of items that were compressed or encrypted and cannot be looked into.
+    `details["items"]` is how many items the index places here, `details["transformed"]` counts bytes of items that were
+    compressed or encrypted and cannot be looked into.
     """
     index, base = index_for(name, known)
     if index is None:
@@ -53,8 +54,11 @@ def read(source: Source, name: str, known: Mapping[str, Parsed]) -> Parsed:
     items = index.items.get(base, ())
     if source.size == 0:
         if any(i.length for i in items):
-            raise FormatError("empty-file", f"0 bytes, and .metadata places {len(items)} items of {sum(i.length for i in items)} bytes here")
-        return Parsed("dcp-shard", {}, details={"indexed": True, "chunks": {}})
+            raise FormatError(
+                "empty-file",
+                f"0 bytes, and .metadata places {len(items)} items of {sum(i.length for i in items)} bytes here",
+            )
+        return Parsed("dcp-shard", {}, details={"indexed": True, "items": 0, "chunks": {}})
     if items and _is_safetensors(source):
         return _read_safetensors(source, items)
     return _Shard(source, items).read()
@@ -72,7 +76,9 @@ class _Shard:
     problems: list[Problem] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
-    verifiers: list[tuple[Item, Callable[[Mapping[int, bytes]], Iterable[Problem]]]] = field(default_factory=list)
+    verifiers: list[tuple[Item, Callable[[Mapping[int, bytes]], Iterable[Problem]]]] = field(
+        default_factory=list
+    )
     transformed: int = 0
 
     def read(self) -> Parsed:
@@ -97,7 +103,12 @@ class _Shard:
             tuple(self.spans),
             tuple(sorted(self.gaps)),
             self._verify if deep else None,
-            details={"indexed": True, "chunks": self.chunks, "transformed": self.transformed},
+            details={
+                "indexed": True,
+                "items": len(self.items),
+                "chunks": self.chunks,
+                "transformed": self.transformed,
+            },
         )
 
     def _read_whole(self, items: Sequence[Item]) -> None:
@@ -112,7 +123,9 @@ class _Shard:
             for item in members:
                 for at, length in ((item.offset, HEAD), (item.end - TAIL, TAIL)):
                     if start <= at and at + length <= start + len(raw):
-                        ends.setdefault(id(item), {})[at - item.offset] = raw[at - start : at - start + length]
+                        ends.setdefault(id(item), {})[at - item.offset] = raw[
+                            at - start : at - start + length
+                        ]
         for item in items:
             self._open(item, _Ends(self.source, item, ends.get(id(item), {})))
 
@@ -120,14 +133,18 @@ class _Shard:
         try:
             parsed = torch_zip.read(source)
         except FormatError as e:
-            self.problems.append(Problem(e.code, item.label, f"the item {item.label} at byte {item.offset}: {e}"))
+            self.problems.append(
+                Problem(e.code, item.label, f"the item {item.label} at byte {item.offset}: {e}")
+            )
             return
         for use in parsed.globals:
             self.uses[use] = None
         for _, names in nested(parsed.tree):
             self.uses.update(dict.fromkeys(names))
         for problem in parsed.problems:
-            self.problems.append(replace(problem, where=item.label, message=f"the item {item.label}: {problem.message}"))
+            self.problems.append(
+                replace(problem, where=item.label, message=f"the item {item.label}: {problem.message}")
+            )
         self._place(item, parsed)
         if item.chunk is None:
             self.objects[item.name] = parsed.tree
@@ -136,7 +153,11 @@ class _Shard:
             return
         if not isinstance(parsed.tree, Tensor):
             self.problems.append(
-                Problem("bad-header", item.label, f"the item {item.label} at byte {item.offset} holds {type(parsed.tree).__name__} where a tensor belongs")
+                Problem(
+                    "bad-header",
+                    item.label,
+                    f"the item {item.label} at byte {item.offset} holds {type(parsed.tree).__name__} where a tensor belongs",
+                )
             )
             return
         self._check_tensor(item, parsed.tree)
@@ -157,10 +178,20 @@ class _Shard:
         assert item.chunk is not None
         if tensor.shape != item.chunk.sizes:
             self.problems.append(
-                Problem("shape-mismatch", item.label, f"{item.label} has the shape {list(tensor.shape)} in the shard, .metadata says {list(item.chunk.sizes)}")
+                Problem(
+                    "shape-mismatch",
+                    item.label,
+                    f"{item.label} has the shape {list(tensor.shape)} in the shard, .metadata says {list(item.chunk.sizes)}",
+                )
             )
         if tensor.dtype != item.dtype:
-            self.problems.append(Problem("dtype-mismatch", item.label, f"{item.label} is {tensor.dtype} in the shard, .metadata says {item.dtype}"))
+            self.problems.append(
+                Problem(
+                    "dtype-mismatch",
+                    item.label,
+                    f"{item.label} is {tensor.dtype} in the shard, .metadata says {item.dtype}",
+                )
+            )
 
     def _keep(self, item: Item, tensor: Tensor) -> None:
         assert item.chunk is not None
@@ -202,7 +233,14 @@ def _described(item: Item) -> Tensor:
     """A chunk as the index describes it, its place in the item unknown."""
     assert item.chunk is not None
     nbytes = item.chunk.numel * itemsize(item.dtype)
-    return Tensor(item.label, item.dtype, item.chunk.sizes, None, nbytes, location="transformed" if item.transforms else "cpu")
+    return Tensor(
+        item.label,
+        item.dtype,
+        item.chunk.sizes,
+        None,
+        nbytes,
+        location="transformed" if item.transforms else "cpu",
+    )
 
 
 def _move(tensor: Tensor, item: Item) -> None:
@@ -219,7 +257,9 @@ def _is_small_state(item: Item) -> bool:
     return 0 < nbytes <= NUMBERS or (item.dtype == "uint8" and nbytes <= GENERATOR)
 
 
-def _joined(source: Source, wanted: Iterable[tuple[int, int, Item]]) -> Iterator[tuple[int, bytes, list[Item]]]:
+def _joined(
+    source: Source, wanted: Iterable[tuple[int, int, Item]]
+) -> Iterator[tuple[int, bytes, list[Item]]]:
     """Neighbouring stretches read as one: (where it starts, the bytes, whose they are)."""
     join = max(NEAR, source.store.traits.request_bytes)
     group: list[Item] = []
@@ -245,16 +285,24 @@ def _layout_problems(size: int, items: Sequence[Item]) -> Iterator[Problem]:
         first = beyond[0]
         code = "out-of-bounds" if jumps or len({i.offset for i in items}) < len(items) else "truncated"
         yield Problem(
-            code, first.label, f".metadata places {first.label} at bytes {first.offset} to {first.end}, the file ends at {size}; {len(beyond)} of {len(items)} items are cut off"
+            code,
+            first.label,
+            f".metadata places {first.label} at bytes {first.offset} to {first.end}, the file ends at {size}; {len(beyond)} of {len(items)} items are cut off",
         )
     at = 0
     before: Item | None = None
     covered = 0
     for item in items:
         if item.offset > at and item.offset < size:
-            yield Problem("unindexed-tensor", "", f"{item.offset - at} bytes at {at} belong to no item of .metadata")
+            yield Problem(
+                "unindexed-tensor", "", f"{item.offset - at} bytes at {at} belong to no item of .metadata"
+            )
         elif item.offset < at and before is not None and item.length:
-            yield Problem("out-of-bounds", item.label, f".metadata places {item.label} at byte {item.offset}, inside {before.label}, which ends at {at}")
+            yield Problem(
+                "out-of-bounds",
+                item.label,
+                f".metadata places {item.label} at byte {item.offset}, inside {before.label}, which ends at {at}",
+            )
         covered += item.length
         if item.end >= at:
             at, before = item.end, item
@@ -284,15 +332,35 @@ def _read_safetensors(source: Source, items: Sequence[Item]) -> Parsed:
         if item.chunk is None:
             continue
         if tensor is None:
-            problems.append(Problem("missing-tensor", item.label, f".metadata places {item.label} here, the file's header does not have it"))
+            problems.append(
+                Problem(
+                    "missing-tensor",
+                    item.label,
+                    f".metadata places {item.label} here, the file's header does not have it",
+                )
+            )
             continue
         if tensor.shape != item.chunk.sizes:
             problems.append(
-                Problem("shape-mismatch", item.label, f"{item.label} has the shape {list(tensor.shape)} in the shard, .metadata says {list(item.chunk.sizes)}")
+                Problem(
+                    "shape-mismatch",
+                    item.label,
+                    f"{item.label} has the shape {list(tensor.shape)} in the shard, .metadata says {list(item.chunk.sizes)}",
+                )
             )
         if tensor.dtype != item.dtype:
-            problems.append(Problem("dtype-mismatch", item.label, f"{item.label} is {tensor.dtype} in the shard, .metadata says {item.dtype}"))
+            problems.append(
+                Problem(
+                    "dtype-mismatch",
+                    item.label,
+                    f"{item.label} is {tensor.dtype} in the shard, .metadata says {item.dtype}",
+                )
+            )
         chunks[item.name, item.chunk.offsets] = tensor
     return replace(
-        parsed, kind="dcp-shard", tree={}, problems=tuple(problems), details={**parsed.details, "indexed": True, "chunks": chunks, "plain": source.size}
+        parsed,
+        kind="dcp-shard",
+        tree={},
+        problems=tuple(problems),
+        details={**parsed.details, "indexed": True, "items": len(items), "chunks": chunks},
     )

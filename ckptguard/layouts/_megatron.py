@@ -55,8 +55,8 @@ def torch_dist_files(directory: Directory, base: str) -> list[ManifestFile]:
     files = dcp_files(directory, base)
     for name, role, format in (
         (COMMON, Role.TRAINER_STATE, "torch"),
-        (CONFIG, Role.INDEX, "json"),
-        (INTEGRITY, Role.INDEX, "json"),
+        (CONFIG, Role.METADATA, "json"),
+        (INTEGRITY, Role.OTHER, "json"),
     ):
         entry = directory.files.get(name)
         if entry is not None:
