@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ckptguard.layouts._megatron import RANK_DIR
 from ckptguard.layouts._megatron_state import REPLICATED_ARGS, add_progress, add_schedule, optimizers_in
 from ckptguard.layouts._state import Builder, integer, is_weights, items, scalar
 from ckptguard.model import FileFacts, Manifest, Role, Tensor
@@ -13,6 +14,7 @@ from ckptguard.model import FileFacts, Manifest, Role, Tensor
 def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) -> None:
     """Recognise the files of all model-parallel ranks. Names get the rank's folder in front where there are several."""
     folders = {f.name.partition("/")[0] for f in manifest.files if f.role is Role.BUNDLE and "/" in f.name}
+    builder.attributes["rank_grid"] = _grid(folders)
     first = True
     for file in manifest.files:
         facts = files.get(file.name)
@@ -42,6 +44,13 @@ def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFac
             if isinstance(schedule, dict) and schedule:
                 add_schedule(builder, schedule, file.name)
             first = False
+
+
+def _grid(folders: Iterable[str]) -> tuple[int, ...]:
+    """How many ranks there are along each number of the folders' names; which numbers there are depends on the run."""
+    ranks = [[int(n) for n in m.groups() if n is not None] for m in map(RANK_DIR.match, folders) if m]
+    depth = max(map(len, ranks), default=0)
+    return tuple(max((r[axis] for r in ranks if len(r) > axis), default=0) + 1 for axis in range(depth))
 
 
 def weights_in(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
