@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import posixpath
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ckptguard.errors import FormatError
+from ckptguard.errors import FormatError, Refused
 from ckptguard.facts import default_jobs
-from ckptguard.model import Directory, Entry
+from ckptguard.model import Entry, Manifest
 from ckptguard.ports import Store, WritableStore
 
 NAME = "integrity.json"
+MARK = "metadata.json"
 ALGORITHM = "sha256"
 BLOCK = 4 << 20
 
@@ -54,19 +56,24 @@ def verify_integrity(store: Store, folder: str, expected: Mapping[str, str], siz
     return [Mismatch(name, expected[name], digest) for name, digest in zip(names, found) if digest != expected[name]]
 
 
-def write_integrity(store: WritableStore, directory: Directory, jobs: int | None = None) -> Entry:
-    """Record the SHA-256 of every file of a directory as it is now, as Megatron's own writer does. Raises StoreError."""
-    sizes = {name: e.size for name, e in directory.files.items() if name != NAME and e.kind != "other"}
-    prefix = f"{directory.path}/" if directory.path else ""
-    digests = _digests(store, prefix, sizes, jobs)
-    text = json.dumps({"algorithm": ALGORITHM, "files": digests}, indent=2, sort_keys=True)
-    return store.put(prefix + NAME, text.encode())
+def write_integrity(store: WritableStore, manifest: Manifest, jobs: int | None = None) -> Entry:
+    """Record the SHA-256 of every file as it is now, in the folder where megatron-core looks for it.
 
-
-def _digests(store: Store, prefix: str, sizes: Mapping[str, int], jobs: int | None) -> dict[str, str]:
-    names: Iterable[str] = sorted(sizes)
+    Raises Refused for what megatron-core's dist_checkpointing did not write, StoreError.
+    """
+    mark = next((f for f in manifest.files if posixpath.basename(f.name) == MARK), None)
+    if mark is None:
+        raise Refused(
+            f"{manifest.path} has no {MARK}: it is no checkpoint of megatron-core's torch_dist format",
+            "leave --megatron away: a seal under .ckptguard/ serves every layout",
+        )
+    folder = posixpath.dirname(mark.name)
+    files = [f for f in manifest.files if posixpath.dirname(f.name) == folder and posixpath.basename(f.name) != NAME and f.entry.kind != "other"]
+    files.sort(key=lambda f: f.name)
     with ThreadPoolExecutor(jobs or default_jobs(), thread_name_prefix="ckptguard-sha256") as pool:
-        return dict(zip(names, pool.map(lambda name: sha256(store, prefix + name, sizes[name]), names)))
+        digests = list(pool.map(lambda f: sha256(store, f.entry.key, f.entry.size), files))
+    listed = {posixpath.basename(f.name): digest for f, digest in zip(files, digests)}
+    return store.put(posixpath.join(posixpath.dirname(mark.entry.key), NAME), json.dumps({"algorithm": ALGORITHM, "files": listed}, indent=2).encode())
 
 
 def sha256(store: Store, key: str, size: int) -> str:
