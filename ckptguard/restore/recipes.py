@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 
 from ckptguard.errors import RecipeError
 
+Making = Callable[[ModuleType], AbstractContextManager[None]]
 EXAMPLE = "an object with build(device) and step(parts), or a function that returns a Trainer"
 
 
@@ -35,14 +37,13 @@ def split_spec(spec: str) -> tuple[str, str]:
     return where, name
 
 
-def find_recipe(spec: str, before_making: Callable[[ModuleType], None] = lambda module: None) -> Found:
+def find_recipe(spec: str, making: Making = lambda module: nullcontext()) -> Found:
     """Import, find, and where it is a class or function make the recipe.
 
-    `before_making` is called with the imported module. Raises RecipeError, and what the user's code raises.
+    `making` gives what the making happens in. Raises RecipeError, and what the user's code raises.
     """
     where, name = split_spec(spec)
     module = _import(where)
-    before_making(module)
     target: Any = module
     for part in filter(None, name.split(".")):
         if not hasattr(target, part):
@@ -51,7 +52,8 @@ def find_recipe(spec: str, before_making: Callable[[ModuleType], None] = lambda 
     if not name and not _is_plain(target):
         raise RecipeError(f"{spec}: which name in it? {_offers(target)}", f"--recipe {where}:NAME")
     if inspect.isclass(target) or (callable(target) and not _is_plain(target)):
-        target = _make(spec, target)
+        with making(module):
+            target = _make(spec, target)
     return Found(_kind(spec, target), target)
 
 

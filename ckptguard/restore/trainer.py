@@ -6,6 +6,8 @@ leave the process is switched off; its output directory is a temporary one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,28 @@ _LOADERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_sca
 _REPORTING = ("transformers.integrations", "ckptguard.")
 
 
-def quiet_the_library() -> None:
-    """Called before the user's function: making a Trainer must not create a repository on the hub."""
+@contextmanager
+def redirected(scratch: str) -> Iterator[None]:
+    """While the user's function makes a Trainer: its output directory is a temporary one, and no repository is created."""
     try:
-        import transformers
+        from transformers import Trainer
     except ImportError:
-        return  # the recipe will say so where it needs it
-    setattr(transformers.Trainer, "init_hf_repo", lambda *_, **__: None)  # noqa: B010
+        yield  # the recipe will say so where it needs it
+        return
+    make = Trainer.__init__
+
+    def redirect(self: Any, *positional: Any, **named: Any) -> None:
+        args = named.get("args", positional[1] if len(positional) > 1 else None)
+        if args is not None:
+            args.output_dir = str(Path(scratch) / "output")
+            args.push_to_hub = False
+        make(self, *positional, **named)
+
+    Trainer.__init__ = redirect  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Trainer.__init__ = make  # type: ignore[method-assign]
 
 
 def run(session: Session, trainer: Any, device: str) -> None:

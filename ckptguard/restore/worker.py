@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +59,7 @@ def _trial(session: Session) -> None:
 
     if order.threads:
         torch.set_num_threads(order.threads)
-    found = recipes.find_recipe(order.recipe, before_making=_quiet)
+    found = recipes.find_recipe(order.recipe, lambda module: _redirected(module, order.scratch))
     device = order.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,14 +75,15 @@ def _trial(session: Session) -> None:
         plain.run(session, found.recipe, device)
 
 
-def _quiet(module: ModuleType) -> None:
-    """Making a Trainer must not create a repository on the hub; libraries that are not used are not imported for it."""
+def _redirected(module: ModuleType, scratch: str) -> AbstractContextManager[None]:
+    """A Trainer must not touch its real output directory while it is made; no library is imported only for that."""
     source = Path(getattr(module, "__file__", None) or "")
     speaks = source.suffix == ".py" and "transformers" in source.read_text(encoding="utf-8", errors="replace")
-    if "transformers" in sys.modules or speaks:
-        from ckptguard.restore import trainer
+    if "transformers" not in sys.modules and not speaks:
+        return contextlib.nullcontext()
+    from ckptguard.restore import trainer
 
-        trainer.quiet_the_library()
+    return trainer.redirected(scratch)
 
 
 def _fault_of(error: BaseException) -> Fault:
