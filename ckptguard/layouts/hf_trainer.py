@@ -14,6 +14,8 @@ from ckptguard.formats.pickles import Opaque
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._base import LayoutBase, is_temporary, rest_of, series_of
 from ckptguard.layouts._hf import add_config, add_tokenizer, add_weights, weight_files
+from ckptguard.layouts._hf_parallel import add_parallel, parallel_absences, parallel_files
+from ckptguard.layouts._nested import NESTED, nested_files, nested_in
 from ckptguard.layouts._state import Builder, integer, is_optimizer, scalar
 from ckptguard.logs.trainer_state import history_rows
 from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFile, Role, State
@@ -51,11 +53,9 @@ class HfTrainer(LayoutBase):
             elif name in RULES:
                 role, format = RULES[name]
                 files.append(ManifestFile(name, entry, role, format))
-        nested = [resolve(sub) for _, sub in sorted(directory.dirs.items())]
-        for inner in nested:
-            if inner is not None:
-                prefix = inner.path[len(base) + 1 if base else 0 :]
-                files += [ManifestFile(f"{prefix}/{f.name}", f.entry, f.role, f.format, f.rank) for f in inner.files]
+        files += parallel_files(directory)
+        nested = nested_in(directory, resolve)
+        files += nested_files(base, nested)
         files += rest_of(directory, files, base)
         step = NAME.match(directory.name)
         unfinished = UNFINISHED in directory.files
@@ -67,11 +67,11 @@ class HfTrainer(LayoutBase):
                 step=int(step.group(1)) if step else None,
                 carries=frozenset({"model", "optimizer", "scheduler", "rng", "config", "trainer_state"}),
                 gaps=("dataloader",),
-                absences=tuple(self._absences(files, unfinished)),
+                absences=(*self._absences(files, unfinished), *parallel_absences(directory, nested)),
                 finished=not unfinished and STATE in directory.files and not is_temporary(directory.name),
                 temporary=is_temporary(directory.name),
                 series=series_of(directory.name) if step else "",
-                attributes={"nested": tuple(i for i in nested if i is not None)},
+                attributes={NESTED: tuple(nested)},
             ),
         )
 
@@ -91,7 +91,11 @@ class HfTrainer(LayoutBase):
     def _absences(files: Sequence[ManifestFile], unfinished: bool) -> list[Absence]:
         absent = []
         if unfinished:
-            absent.append(Absence("incomplete-save", UNFINISHED, "the mark of a save that was not finished is still there"))
+            absent.append(
+                Absence(
+                    "incomplete-save", UNFINISHED, "the mark of a save that was not finished is still there"
+                )
+            )
         ranks = {f.rank for f in files if f.role is Role.RNG and RNG.match(f.name)}
         single = any(f.name == "rng_state.pth" for f in files)
         if ranks and not single:
@@ -99,7 +103,11 @@ class HfTrainer(LayoutBase):
             world = max(2, max(r for r in ranks if r is not None) + 1)
             for rank in sorted(set(range(world)) - ranks):
                 absent.append(
-                    Absence("missing-rank", f"rng_state_{rank}.pth", f"the RNG state of rank {rank} is not there; {len(ranks)} of at least {world} are")
+                    Absence(
+                        "missing-rank",
+                        f"rng_state_{rank}.pth",
+                        f"the RNG state of rank {rank} is not there; {len(ranks)} of at least {world} are",
+                    )
                 )
         return absent
 
@@ -133,10 +141,11 @@ class HfTrainer(LayoutBase):
                 builder.add_rng({str(k): v for k, v in streams.items()}, file.name, file.rank)
             else:
                 builder.components["rng"] = True
+        add_parallel(builder, manifest, files)
         self._arguments(builder, _tree(files, "training_args.bin"))
         ranks = [f.rank for f in manifest.by_role(Role.RNG) if f.rank is not None]
         if ranks:
-            builder.topology["world_size"] = max(ranks) + 1
+            builder.topology.setdefault("world_size", max(ranks) + 1)
         builder.components.setdefault("dataloader", None)
         builder.attributes["best"] = state.get("best_model_checkpoint")
         builder.attributes["max_steps"] = integer(state.get("max_steps"))
@@ -154,7 +163,9 @@ class HfTrainer(LayoutBase):
             builder.attributes["fp16"] = True
         builder.attributes["gradient_accumulation"] = integer(args.get("gradient_accumulation_steps"))
         optim = args.get("optim")
-        builder.attributes["optimizer_name"] = optim.args[0] if isinstance(optim, Opaque) and optim.args else None
+        builder.attributes["optimizer_name"] = (
+            optim.args[0] if isinstance(optim, Opaque) and optim.args else None
+        )
 
 
 def _tree(files: Mapping[str, FileFacts], name: str) -> Any:
