@@ -82,20 +82,33 @@ def compare_with_replica(
     when a side cannot be listed; a file that cannot be compared is named as unproven.
     """
     here, there = list_tree(source), list_tree(replica)
-    chosen = [m for m in here.checkpoints if only is None or m.path in set(only)]
     uploads = list(replica.uploads()) if isinstance(replica, Keeping) else []
-    deleted = {d.key: d for d in replica.deleted()} if isinstance(replica, Keeping) else {}
-    with ThreadPoolExecutor(jobs, thread_name_prefix="ckptguard-compare") as pool:
-        copies = [
-            _compare(manifest, here, there, {u.key: u for u in uploads}, deleted, depth, now, pool)
-            for manifest in chosen
-        ]
+    copies = compare_copies(here, there, uploads, depth=depth, now=now, only=only, jobs=jobs)
     complete = {m.path: True for m in there.checkpoints} | {c.path: c.complete for c in copies}
     return (
         *copy_findings(copies, replica.url, now, grace, here=source.url),
         *upload_findings(uploads, now, orphaned),
         *pointer_findings(there.pointers(), complete, replica.url, now, grace),
     )
+
+
+def compare_copies(
+    here: Tree,
+    there: Tree,
+    uploads: Iterable[OpenUpload],
+    *,
+    depth: Evidence,
+    now: float,
+    only: Iterable[str] | None = None,
+    jobs: int = 4,
+) -> list[CheckpointCopy]:
+    """How far the copy of each checkpoint is. Raises StoreError when the replica's versions cannot be listed."""
+    wanted = None if only is None else set(only)
+    chosen = [m for m in here.checkpoints if wanted is None or m.path in wanted]
+    deleted = {d.key: d for d in there.store.deleted()} if isinstance(there.store, Keeping) else {}
+    open_now = {u.key: u for u in uploads}
+    with ThreadPoolExecutor(jobs, thread_name_prefix="ckptguard-compare") as pool:
+        return [_compare(manifest, here, there, open_now, deleted, depth, now, pool) for manifest in chosen]
 
 
 def _compare(
