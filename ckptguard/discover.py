@@ -44,12 +44,15 @@ def find_checkpoints(directory: Directory, layouts: Sequence[Layout], depth: int
     files: list[Manifest] = []
     taken: set[str] = set()
     for layout in layouts:
-        remaining = Directory(directory.path, {n: e for n, e in directory.files.items() if e.key not in taken}, directory.dirs)
+        remaining = Directory(
+            directory.path, {n: e for n, e in directory.files.items() if e.key not in taken}, directory.dirs
+        )
         for manifest in layout.claim(remaining, resolve):
             if manifest.path != directory.path or not directory.path:
                 files.append(manifest)
                 taken |= {f.entry.key for f in manifest.files}
-    return files + below
+    # A layout may claim saves that span several folders (torchtune's one recipe state for all epochs).
+    return files + [m for m in below if not any(f.entry.key in taken for f in m.files)]
 
 
 def _claim(directory: Directory, layouts: Sequence[Layout], resolve) -> Manifest | None:  # type: ignore[no-untyped-def]
@@ -73,7 +76,10 @@ def _home(root: Directory, manifest: Manifest) -> str:
     parent = manifest.attributes.get("run") or manifest.path.rpartition("/")[0]
     above = parent.rpartition("/")[0]
     directory = _directory(root, above) if parent else None
-    if directory is not None and any(n.endswith((".jsonl", ".csv")) or n.startswith("events.out") or n == "trainer_state.json" for n in directory.files):
+    if directory is not None and any(
+        n.endswith((".jsonl", ".csv")) or n.startswith("events.out") or n == "trainer_state.json"
+        for n in directory.files
+    ):
         return above
     return str(parent)
 
