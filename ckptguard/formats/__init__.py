@@ -62,8 +62,12 @@ def _torch(source: Source) -> Parsed:
         from ckptguard.formats import torch_tar
 
         return torch_tar.read(source)
-    what = {"zeros": "begins with zeros", "zstd": "is compressed with zstd", "json": "is JSON"}.get(kind, "begins like no container that torch reads")
-    raise FormatError("bad-header", f"the file of {source.size} bytes {what} (first bytes {head[:8].hex(' ')})")
+    what = {"zeros": "begins with zeros", "zstd": "is compressed with zstd", "json": "is JSON"}.get(
+        kind, "begins like no container that torch reads"
+    )
+    raise FormatError(
+        "bad-header", f"the file of {source.size} bytes {what} (first bytes {head[:8].hex(' ')})"
+    )
 
 
 def _safetensors(source: Source) -> Parsed:

@@ -36,7 +36,9 @@ class Source:
     def read(self, start: int, length: int) -> bytes:
         """Exactly `length` bytes, or FormatError where the file ends before; StoreError where it cannot be read."""
         if start < 0 or length < 0 or start + length > self.size:
-            raise FormatError("truncated", f"bytes {start} to {start + length} are wanted, the file ends at {self.size}")
+            raise FormatError(
+                "truncated", f"bytes {start} to {start + length} are wanted, the file ends at {self.size}"
+            )
         self.bytes_read += length
         return self.store.read(self.key, self.base + start, length)
 
@@ -124,14 +126,22 @@ def read_small_values(source: Source, tensors: Iterable[Tensor], *, overhead: in
     than bytes, only as many groups are read as a structure audit may cost; what is left stays unread.
     """
     wanted = sorted(
-        (t for t in tensors if t.value is None and t.start is not None and 0 < t.nbytes <= SMALL and t.contiguous),
+        (
+            t
+            for t in tensors
+            if t.value is None and t.start is not None and 0 < t.nbytes <= SMALL and t.contiguous
+        ),
         key=lambda t: t.start or 0,
     )[:MOST_SMALL]
     join = max(source.store.traits.request_bytes, overhead)
     groups: list[list[Tensor]] = []
     for tensor in wanted:
         start = tensor.start or 0
-        if groups and start - (groups[-1][-1].start or 0) - groups[-1][-1].nbytes <= join and start - (groups[-1][0].start or 0) < (4 << 20):
+        if (
+            groups
+            and start - (groups[-1][-1].start or 0) - groups[-1][-1].nbytes <= join
+            and start - (groups[-1][0].start or 0) < (4 << 20)
+        ):
             groups[-1].append(tensor)
         else:
             groups.append([tensor])

@@ -37,7 +37,9 @@ class Held(Source):
 
     def read(self, start: int, length: int) -> bytes:
         if start < 0 or length < 0 or start + length > self.size:
-            raise FormatError("truncated", f"bytes {start} to {start + length} are wanted, {self.size} are there")
+            raise FormatError(
+                "truncated", f"bytes {start} to {start + length} are wanted, {self.size} are there"
+            )
         return self.data[start : start + length]
 
     def part(self, start: int, length: int) -> Source:
@@ -67,7 +69,13 @@ def decoded(value: Any) -> Any:
 
 def _bytes(value: Any) -> bytes | None:
     if isinstance(value, Opaque) and value.name in ("_io.BytesIO", "io.BytesIO"):
-        content = value.state[0] if isinstance(value.state, tuple) and value.state else value.args[0] if value.args else None
+        content = (
+            value.state[0]
+            if isinstance(value.state, tuple) and value.state
+            else value.args[0]
+            if value.args
+            else None
+        )
         value = content
     if isinstance(value, bytes | bytearray) and 4 <= len(value) <= MOST:
         return bytes(value)

@@ -82,7 +82,9 @@ class Item:
         """The name for findings: with the chunk's place where the tensor is stored in several."""
         if self.chunk is None or not any(self.chunk.offsets):
             return self.name
-        return f"{self.name}[{','.join(f'{o}:{o + s}' for o, s in zip(self.chunk.offsets, self.chunk.sizes))}]"
+        return (
+            f"{self.name}[{','.join(f'{o}:{o + s}' for o, s in zip(self.chunk.offsets, self.chunk.sizes))}]"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +120,26 @@ def read(source: Source) -> Parsed:
     except FormatError as e:
         # A payload may stand where the metadata should: the names it calls must be kept.
         problems.append(Problem(e.code, "", str(e)))
-    uses = tuple(GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u for u in parsed.globals)
+    uses = tuple(
+        GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u
+        for u in parsed.globals
+    )
     return Parsed("dcp-metadata", index, (), tuple(dict.fromkeys(uses)), tuple(problems))
 
 
 def build_index(tree: Any) -> Index:
     """The index from the unbuilt `Metadata` object. Raises FormatError where its fields are not what they must be."""
-    if not isinstance(tree, Opaque) or (not tree.name.endswith(".Metadata") and "MCoreMetadata" not in tree.name):
+    if not isinstance(tree, Opaque) or (
+        not tree.name.endswith(".Metadata") and "MCoreMetadata" not in tree.name
+    ):
         raise FormatError("bad-header", f"the pickle holds {_kind(tree)} where DCP's Metadata belongs")
     described = tree.get("state_dict_metadata")
     stored = tree.get("storage_data")
     if not isinstance(described, dict) or not isinstance(stored, dict):
-        raise FormatError("bad-header", "the Metadata lacks state_dict_metadata or storage_data: it is of no version of DCP that we know")
+        raise FormatError(
+            "bad-header",
+            "the Metadata lacks state_dict_metadata or storage_data: it is of no version of DCP that we know",
+        )
     paths = tree.get("planner_data")
     paths = paths if isinstance(paths, dict) else {}
     tensors: dict[str, TensorEntry] = {}
@@ -182,7 +192,17 @@ def merge(indexes: Iterable[Index]) -> Index:
         unknown += index.unknown
     if first is None:
         return Index({}, {}, {})
-    return Index(tensors, objects, items, tuple(unplaced), tuple(unknown), first.save_id, first.version, first.checkpoint_id, extras)
+    return Index(
+        tensors,
+        objects,
+        items,
+        tuple(unplaced),
+        tuple(unknown),
+        first.save_id,
+        first.version,
+        first.checkpoint_id,
+        extras,
+    )
 
 
 def _tensor(name: str, entry: Opaque, path: tuple[Any, ...]) -> TensorEntry:
@@ -195,7 +215,9 @@ def _tensor(name: str, entry: Opaque, path: tuple[Any, ...]) -> TensorEntry:
     kind = dtype_of(dtype)
     if kind is None or not isinstance(chunks, list):
         raise FormatError("bad-header", f"{name}: its dtype or its list of chunks is damaged")
-    return TensorEntry(name, kind, _box(name, entry.get("size")), tuple(_chunk(name, c) for c in chunks), path)
+    return TensorEntry(
+        name, kind, _box(name, entry.get("size")), tuple(_chunk(name, c) for c in chunks), path
+    )
 
 
 def _chunk(name: str, value: Any) -> Chunk:
@@ -222,10 +244,21 @@ def _items(
             raise FormatError("bad-header", "storage_data holds something else than places of items")
         name = str(key.get("fqn"))
         file, offset, length = place.get("relative_path"), place.get("offset"), place.get("length")
-        if not isinstance(file, str) or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
-            raise FormatError("bad-header", f"{name}: its place, {str(file)[:60]} at {offset} with {length} bytes, is impossible")
+        if (
+            not isinstance(file, str)
+            or type(offset) is not int
+            or type(length) is not int
+            or offset < 0
+            or length < 0
+        ):
+            raise FormatError(
+                "bad-header",
+                f"{name}: its place, {str(file)[:60]} at {offset} with {length} bytes, is impossible",
+            )
         transforms = place.get("transform_descriptors") or ()
-        transforms = tuple(str(t) for t in transforms) if isinstance(transforms, list | tuple) else (str(transforms),)
+        transforms = (
+            tuple(str(t) for t in transforms) if isinstance(transforms, list | tuple) else (str(transforms),)
+        )
         at = key.get("offset")
         at = tuple(at) if isinstance(at, tuple | list) else None
         item = None
@@ -241,7 +274,9 @@ def _items(
             continue
         by_file.setdefault(file, []).append(item)
     unplaced = tuple(f"{name} at {offsets}" for name, offsets in chunks) + tuple(missing_objects)
-    items = {file: tuple(sorted(found, key=lambda i: (i.offset, i.length))) for file, found in by_file.items()}
+    items = {
+        file: tuple(sorted(found, key=lambda i: (i.offset, i.length))) for file, found in by_file.items()
+    }
     return items, unplaced, tuple(unknown)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ckptguard.digest import itemsize
-from ckptguard.formats.pickles import Name, Opaque
+from ckptguard.formats._inert import Name, Opaque, brief, checked_key
+from ckptguard.formats._machine import Machine, Through
 from ckptguard.model import Tensor
 
 STORAGE_DTYPES = {
@@ -35,6 +36,9 @@ STORAGE_DTYPES = {
     "QInt32Storage": "qint32",
     "UntypedStorage": "uint8",
 }
+
+
+MAX_DIMENSIONS = 64  # numpy's limit; torch writes no more either
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def view(storage: Any, offset: int, size: Any, stride: Any, dtype: str | None = 
     strides = tuple(int(s) for s in stride)
     if not isinstance(storage, Storage):
         raise TypeError("not a storage")
-    if any(d < 0 for d in shape) or offset < 0 or len(strides) != len(shape):
+    if len(shape) > MAX_DIMENSIONS or len(strides) != len(shape) or offset < 0 or any(d < 0 for d in (*shape, *strides)):
         raise ValueError("impossible geometry")
     kind = dtype or storage.dtype
     tensor = Tensor("", kind, shape, strides=strides, storage=storage.key, location=storage.location)
@@ -105,7 +109,9 @@ def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) 
     return view(storage, offset, size, stride)
 
 
-def _rebuild_tensor_v3(storage: Any, offset: int, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any) -> Tensor:
+def _rebuild_tensor_v3(
+    storage: Any, offset: int, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
+) -> Tensor:
     return view(storage, offset, size, stride, dtype_of(dtype))
 
 
@@ -117,20 +123,19 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
-def _rebuild_from_type(function: Any, cls: Any, args: Any, state: Any = None) -> Any:
-    name = function.full if isinstance(function, Name) else ""
-    build = CALLS.get(name)
-    if build is None:
-        return Opaque(cls.full if isinstance(cls, Name) else "?", tuple(args), state)
-    made = build(*args)
+def _rebuild_from_type(machine: Machine, function: Any, cls: Any, args: Any, state: Any = None) -> Any:
+    made = machine.call(function, args)
     if isinstance(made, Tensor) and isinstance(cls, Name) and cls.full not in _PLAIN_TENSORS:
         return Opaque(cls.full, (made,), state)
-    if isinstance(made, Opaque) and made.state is None:
-        made.state = state  # a wrapper (DTensor) keeps the tensor that it wraps there
     return made
 
 
-_PLAIN_TENSORS = {"torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"}
+_PLAIN_TENSORS = {
+    "torch.Tensor",
+    "torch._tensor.Tensor",
+    "torch.nn.parameter.Parameter",
+    "torch.nn.parameter.Buffer",
+}
 
 
 def _rebuild_meta_tensor(dtype: Any, size: Any, stride: Any, *_: Any) -> Tensor:
@@ -144,7 +149,9 @@ def _rebuild_wrapper_subclass(cls: Any, dtype: Any, size: Any, *rest: Any) -> Op
 
 def _rebuild_from_numpy(data: Any, dtype: Any, device: Any, *_: Any) -> Any:
     if isinstance(data, np.ndarray):
-        tensor = Tensor("", dtype_of(dtype) or str(data.dtype), data.shape, nbytes=data.nbytes, location=str(device))
+        tensor = Tensor(
+            "", dtype_of(dtype) or str(data.dtype), data.shape, nbytes=data.nbytes, location=str(device)
+        )
         tensor.value = data
         return tensor
     return data
@@ -171,8 +178,8 @@ class PickledDtype:
     def set_pickled_state(self, state: Any) -> PickledDtype:
         order = state[1] if isinstance(state, tuple) and len(state) > 1 else "="
         order = order.decode("ascii") if isinstance(order, bytes) else order
-        if order in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(order)
+        if order == ">":
+            self.dtype = self.dtype.newbyteorder(">")
         return self
 
 
@@ -191,7 +198,11 @@ class PickledArray:
 
 def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
     """numpy's protocol-5 form: the bytes lie in the pickle itself."""
-    if not isinstance(dtype, PickledDtype) or not isinstance(raw, bytes | bytearray) or order not in ("C", "F"):
+    if (
+        not isinstance(dtype, PickledDtype)
+        or not isinstance(raw, bytes | bytearray)
+        or order not in ("C", "F")
+    ):
         return Opaque("numpy.ndarray", (), {"shape": shape})
     return np.frombuffer(bytes(raw), dtype.dtype).reshape(shape, order=order)
 
@@ -199,18 +210,24 @@ def _frombuffer(raw: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
 def _numpy_scalar(dtype: Any, raw: Any = b"") -> Any:
     if isinstance(raw, str):
         raw = raw.encode("latin-1")
-    return np.frombuffer(raw, dtype.dtype)[0].item() if isinstance(raw, bytes) and raw else Opaque("numpy.scalar")
+    return (
+        np.frombuffer(raw, dtype.dtype)[0].item()
+        if isinstance(raw, bytes) and raw
+        else Opaque("numpy.scalar")
+    )
 
 
 # --- the standard library -----------------------------------------------------------------------------
 
 
 def _dict(items: Any = (), *_: Any) -> dict[Any, Any]:
-    return dict(items) if isinstance(items, dict | list | tuple) else {}
+    if isinstance(items, dict):
+        return dict(items)
+    return {checked_key(k): v for k, v in items} if isinstance(items, list | tuple) else {}
 
 
 def _defaultdict(_factory: Any = None, items: Any = ()) -> dict[Any, Any]:
-    return dict(items)
+    return _dict(items)
 
 
 def _encode(text: Any, encoding: Any = "utf-8", *_: Any) -> bytes:
@@ -220,28 +237,37 @@ def _encode(text: Any, encoding: Any = "utf-8", *_: Any) -> bytes:
 
 
 def _path(*parts: Any) -> str:
-    return posixpath.join(*(str(p) for p in parts)) if parts else "."
+    return posixpath.join(*(p if isinstance(p, str) else brief(p) for p in parts)) if parts else "."
 
 
-def _reconstructor(cls: Any, _base: Any = None, state: Any = None) -> Any:
+_PLAIN_BASES = frozenset(f"builtins.{n}" for n in ("object", "int", "float", "complex", "str", "bytes", "bytearray", "list", "tuple", "dict", "set", "frozenset"))
+
+
+def _reconstructor(machine: Machine, cls: Any, base: Any = None, state: Any = None) -> Any:
+    if isinstance(base, Name) and base.full not in _PLAIN_BASES:
+        machine.call(base, (state,))  # copyreg runs base.__init__(object, state)
     return Opaque(cls.full if isinstance(cls, Name) else "?", (), state)
 
 
-def _newobj(cls: Any, *args: Any) -> Any:
-    return Opaque(cls.full if isinstance(cls, Name) else "?", args)
+def _newobj(machine: Machine, cls: Any, *args: Any) -> Any:
+    return machine.new(cls, args)
+
+
+def _newobj_ex(machine: Machine, cls: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return machine.new(cls, args, kwargs)
 
 
 def _bytearray(value: Any = b"", encoding: Any = "latin-1") -> bytearray:
     if isinstance(value, int):  # bytearray(n) would allocate n bytes
         raise ValueError("a length where bytes belong")
-    return bytearray(value.encode(encoding) if isinstance(value, str) else value)
+    return bytearray(_encode(value, encoding) if isinstance(value, str) else value)
 
 
 def _text(value: Any = "", *_: Any) -> str:
-    return str(value)
+    return value if isinstance(value, str) else brief(value, 4096)
 
 
-CALLS: dict[str, Callable[..., Any]] = {
+CALLS: dict[str, Callable[..., Any] | Through] = {
     "collections.OrderedDict": _dict,
     "collections.Counter": _dict,
     "collections.defaultdict": _defaultdict,
@@ -249,8 +275,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "builtins.dict": _dict,
     "builtins.list": lambda items=(): list(items),
     "builtins.tuple": lambda items=(): tuple(items),
-    "builtins.set": lambda items=(): set(items),
-    "builtins.frozenset": lambda items=(): frozenset(items),
+    "builtins.set": lambda items=(): {checked_key(i) for i in items},
+    "builtins.frozenset": lambda items=(): frozenset(checked_key(i) for i in items),
     "builtins.bytearray": _bytearray,
     "builtins.bytes": lambda value=b"", encoding="latin-1": bytes(_bytearray(value, encoding)),
     "builtins.complex": lambda re=0, im=0: complex(re, im),
@@ -262,9 +288,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "builtins.str": _text,
     "builtins.object": lambda: Opaque("builtins.object"),
     "_codecs.encode": _encode,
-    "copyreg._reconstructor": _reconstructor,
-    "copyreg.__newobj__": _newobj,
-    "copyreg.__newobj_ex__": lambda cls, args=(), kwargs=None: _newobj(cls, *args),
+    "copyreg._reconstructor": Through(_reconstructor),
+    "copyreg.__newobj__": Through(_newobj),
+    "copyreg.__newobj_ex__": Through(_newobj_ex),
     "argparse.Namespace": lambda: Opaque("argparse.Namespace"),
     "types.SimpleNamespace": lambda *a: Opaque("types.SimpleNamespace", a),
     "datetime.timedelta": lambda *a: Opaque("datetime.timedelta", a),
@@ -292,10 +318,10 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_wrapper_subclass": _rebuild_wrapper_subclass,
     "torch._utils._rebuild_device_tensor_from_numpy": _rebuild_from_numpy,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first,
-    "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
-    "torch._tensor._rebuild_from_type": _rebuild_from_type,
+    "torch._tensor._rebuild_from_type_v2": Through(_rebuild_from_type),
+    "torch._tensor._rebuild_from_type": Through(_rebuild_from_type),
     "torch.Size": lambda items=(): tuple(items),
-    "torch.device": lambda kind="cpu", index=None: str(kind) if index is None else f"{kind}:{index}",
+    "torch.device": lambda kind="cpu", index=None: _text(kind) if index is None else f"{_text(kind)}:{_text(index)}",
     "torch.serialization._get_layout": _text,
     "torch.torch_version.TorchVersion": _text,
     "torch.Tensor": lambda *a: Opaque("torch.Tensor", a),
@@ -312,8 +338,25 @@ for _package in ("numpy.core", "numpy._core"):
     CALLS[f"{_package}.multiarray._reconstruct"] = lambda *a: PickledArray()
     CALLS[f"{_package}.multiarray.scalar"] = _numpy_scalar
     CALLS[f"{_package}.numeric._frombuffer"] = _frombuffer
-for _kind in ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32", "Float64", "Str", "Bytes"):
-    CALLS[f"numpy.dtypes.{_kind}DType"] = lambda *a, kind=_kind.lower(): PickledDtype(kind if kind not in ("str", "bytes") else "S1")
+for _kind in (
+    "Bool",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+    "Float16",
+    "Float32",
+    "Float64",
+    "Str",
+    "Bytes",
+):
+    CALLS[f"numpy.dtypes.{_kind}DType"] = lambda *a, kind=_kind.lower(): PickledDtype(
+        kind if kind not in ("str", "bytes") else "S1"
+    )
 for _constructor in ("__generator_ctor", "__bit_generator_ctor", "__randomstate_ctor"):
     CALLS[f"numpy.random._pickle.{_constructor}"] = _opaque(f"numpy.random._pickle.{_constructor}")
 for _module in ("pathlib", "pathlib._local"):

@@ -6,9 +6,8 @@ Rules: safetensors/src/tensor.rs and the format's text (https://github.com/huggi
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
-from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, Span, read_small_values
 from ckptguard.model import Problem, Tensor
@@ -52,9 +51,15 @@ def read(source: Source) -> Parsed:
         raise FormatError("truncated", f"{source.size} bytes are too few for a safetensors file")
     length = int.from_bytes(source.read(0, 8), "little")
     if length > MAX_HEADER:
-        raise FormatError("bad-header", f"the header claims {length} bytes, at most {MAX_HEADER} are allowed{_guess(source)}")
+        raise FormatError(
+            "bad-header",
+            f"the header claims {length} bytes, at most {MAX_HEADER} are allowed{_guess(source)}",
+        )
     if 8 + length > source.size:
-        raise FormatError("truncated", f"the header of {length} bytes reaches past the end of the file at byte {source.size}")
+        raise FormatError(
+            "truncated",
+            f"the header of {length} bytes reaches past the end of the file at byte {source.size}",
+        )
     header = _parse(source.read(8, length))
     problems: list[Problem] = []
     tensors: dict[str, Tensor] = {}
@@ -69,13 +74,23 @@ def read(source: Source) -> Parsed:
         if known is not None and (known.start, known.nbytes) != (tensor.start, tensor.nbytes):
             raise FormatError("bad-header", f"tensor {name} is in the header twice, with different bytes")
         if known is not None:
-            problems.append(Problem("bad-header", name, f"tensor {name} is in the header twice, with the same bytes", "warning", "none"))
+            problems.append(
+                Problem(
+                    "bad-header",
+                    name,
+                    f"tensor {name} is in the header twice, with the same bytes",
+                    "warning",
+                    "none",
+                )
+            )
         tensors[name] = tensor
     _check_tiling(tensors.values(), base, source.size)
     everything = tuple(tensors.values())
     read_small_values(source, everything, overhead=4096)
     spans = tuple(Span(t.start or 0, t.nbytes, None, t.name) for t in everything if t.nbytes)
-    return Parsed("safetensors", dict(tensors), everything, (), tuple(problems), spans, details={"metadata": metadata})
+    return Parsed(
+        "safetensors", dict(tensors), everything, (), tuple(problems), spans, details={"metadata": metadata}
+    )
 
 
 def _parse(raw: bytes) -> _Pairs:
@@ -83,7 +98,9 @@ def _parse(raw: bytes) -> _Pairs:
         text = raw.decode("utf-8")
         header = json.loads(text, object_pairs_hook=_Pairs)
     except (UnicodeDecodeError, ValueError, RecursionError) as e:
-        raise FormatError("bad-header", f"the header of {len(raw)} bytes is no JSON ({type(e).__name__})") from e
+        raise FormatError(
+            "bad-header", f"the header of {len(raw)} bytes is no JSON ({type(e).__name__})"
+        ) from e
     if not isinstance(header, _Pairs):
         raise FormatError("bad-header", "the header is no JSON object")
     return header
@@ -99,7 +116,9 @@ def _tensor(name: str, value: Any, base: int) -> Tensor:
     entry = dict(value) if isinstance(value, _Pairs) else {}
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if dtype not in DTYPES:
-        raise FormatError("bad-header", f"tensor {name} has the dtype {str(dtype)[:40]!r}, which does not exist")
+        raise FormatError(
+            "bad-header", f"tensor {name} has the dtype {str(dtype)[:40]!r}, which does not exist"
+        )
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise FormatError("bad-header", f"tensor {name} has an impossible shape or impossible offsets")
     torch_name, bits = DTYPES[dtype]
@@ -109,7 +128,8 @@ def _tensor(name: str, value: Any, base: int) -> Tensor:
     nbytes = offsets[1] - offsets[0]
     if numel * bits != 8 * nbytes:
         raise FormatError(
-            "shape-mismatch", f"tensor {name}: {dtype} of shape {list(shape)} needs {numel * bits // 8} bytes, its offsets give {nbytes}"
+            "shape-mismatch",
+            f"tensor {name}: {dtype} of shape {list(shape)} needs {numel * bits // 8} bytes, its offsets give {nbytes}",
         )
     tensor = Tensor(name, torch_name, tuple(shape), start=base + offsets[0], nbytes=nbytes, storage=name)
     if bits < 8:
@@ -117,7 +137,7 @@ def _tensor(name: str, value: Any, base: int) -> Tensor:
     return tensor
 
 
-def _naturals(value: Any) -> bool:
+def _naturals(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in value)
 
 
@@ -131,7 +151,9 @@ def _check_tiling(tensors: Any, base: int, size: int) -> None:
     if at > size:
         raise FormatError("truncated", f"the tensors end at byte {at}, the file at {size}")
     if at < size:
-        raise FormatError("size-mismatch", f"the tensors end at byte {at}, the file has {size - at} bytes more")
+        raise FormatError(
+            "size-mismatch", f"the tensors end at byte {at}, the file has {size - at} bytes more"
+        )
 
 
 def _guess(source: Source) -> str:
@@ -144,7 +166,3 @@ def _guess(source: Source) -> str:
     if not head.strip(b"\0"):
         return ": the file begins with zeros"
     return ""
-
-
-def known_width(dtype: str) -> bool:
-    return itemsize(dtype) > 0

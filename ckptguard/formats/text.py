@@ -26,7 +26,9 @@ def read_json(source: Source) -> Parsed:
     except json.JSONDecodeError as e:
         text = e.doc
         cut = not text[e.pos :].strip() or e.msg.startswith("Unterminated string")
-        raise FormatError("truncated" if cut else "bad-header", f"the JSON breaks at byte {e.pos} of {len(raw)}: {e.msg}") from e
+        raise FormatError(
+            "truncated" if cut else "bad-header", f"the JSON breaks at byte {e.pos} of {len(raw)}: {e.msg}"
+        ) from e
     except (RecursionError, ValueError) as e:
         raise FormatError("bad-header", f"the JSON cannot be read: {type(e).__name__}") from e
 

@@ -12,9 +12,10 @@ from typing import Any
 from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, Span, name_tensors, read_small_values
+from ckptguard.formats._inert import MAX_NAME, brief
 from ckptguard.formats.pickles import Opaque, Pickled, read_pickle
 from ckptguard.formats.reconstruct import Storage, storage_dtype
-from ckptguard.model import GlobalUse, Problem
+from ckptguard.model import Problem
 
 MAGIC = 0x1950A86A20F9469CFC6C
 HEAD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
@@ -30,7 +31,9 @@ def read(source: Source) -> Parsed:
     if magic != MAGIC or protocol != PROTOCOL:
         raise FormatError("bad-header", f"magic number {magic!r} and protocol {protocol!r} are not torch's")
     if isinstance(system, dict) and system.get("little_endian") is False:
-        raise FormatError("bad-header", "the file was written on a big-endian machine; its numbers cannot be read here")
+        raise FormatError(
+            "bad-header", "the file was written on a big-endian machine; its numbers cannot be read here"
+        )
     if not isinstance(keys, list):
         raise FormatError("bad-header", "the list of storages is damaged")
     starts, problems, spans = _walk_storages(source, pickles[-1].end, keys, storages)
@@ -41,7 +44,13 @@ def read(source: Source) -> Parsed:
             tensor.start = None
             continue
         if tensor.start + tensor.nbytes > storages[tensor.storage].nbytes:
-            problems.append(Problem("out-of-bounds", tensor.name, f"the tensor reaches past the end of storage {tensor.storage}"))
+            problems.append(
+                Problem(
+                    "out-of-bounds",
+                    tensor.name,
+                    f"the tensor reaches past the end of storage {tensor.storage}",
+                )
+            )
             tensor.start = None
         else:
             tensor.start += begin
@@ -78,16 +87,23 @@ def _persistent(pid: Any, storages: dict[str, Storage]) -> Any:
     if pid[0] == "module":
         return pid[1] if len(pid) > 1 else Opaque("module")
     if pid[0] != "storage" or len(pid) < 5:
-        raise FormatError("bad-header", f"a persistent id that is no storage: {str(pid)[:80]}")
+        raise FormatError("bad-header", f"a persistent id that is no storage: {brief(pid)}")
     kind, key, location, numel = pid[1:5]
     dtype = storage_dtype(kind)
+    if not isinstance(key, str | int) or not isinstance(location, str) or len(str(key)) > MAX_NAME:
+        raise FormatError("bad-header", f"a storage with the key {brief(key, 40)} and the location {brief(location, 40)}")
     if dtype is None or not isinstance(numel, int) or numel < 0:
-        raise FormatError("bad-header", f"storage {str(key)[:40]} has the type {str(kind)[:80]} and {str(numel)[:30]} elements")
+        raise FormatError(
+            "bad-header",
+            f"storage {brief(key, 40)} has the type {brief(kind)} and {brief(numel, 30)} elements",
+        )
     storage = Storage(str(key), dtype, numel, str(location))
     storages.setdefault(storage.key, storage)
     if len(pid) > 5 and isinstance(pid[5], tuple) and len(pid[5]) == 3:
         view_key, offset, view_numel = pid[5]
-        return Storage(storage.key, dtype, int(view_numel), str(location), view_of=str(view_key), view_offset=int(offset))
+        return Storage(
+            storage.key, dtype, int(view_numel), str(location), view_of=str(view_key), view_offset=int(offset)
+        )
     return storage
 
 
@@ -101,21 +117,32 @@ def _walk_storages(
     for key in keys:
         storage = storages.get(str(key))
         if storage is None:
-            raise FormatError("bad-header", f"no tensor refers to storage {str(key)[:40]}, so its size is not known")
+            raise FormatError(
+                "bad-header", f"no tensor refers to storage {brief(key, 40)}, so its size is not known"
+            )
         if at + 8 + storage.nbytes > source.size:
             raise FormatError(
-                "truncated", f"storage {key} of {storage.nbytes} bytes begins at byte {at}, the file ends at {source.size}"
+                "truncated",
+                f"storage {key} of {storage.nbytes} bytes begins at byte {at}, the file ends at {source.size}",
             )
         if not remote:
             numel = struct.unpack("<q", source.read(at, 8))[0]
             if numel != storage.numel:
-                raise FormatError("bad-header", f"storage {key} claims {numel} elements, its tensors say {storage.numel}")
+                raise FormatError(
+                    "bad-header", f"storage {key} claims {numel} elements, its tensors say {storage.numel}"
+                )
         starts[str(key)] = at + 8
         spans.append(Span(at + 8, storage.nbytes, None, f"storage {key}"))
         at += 8 + storage.numel * itemsize(storage.dtype)
     missing = set(storages) - {str(k) for k in keys}
     if missing:
-        problems.append(Problem("missing-tensor", "", f"{len(missing)} storages that tensors refer to are not in the file"))
+        problems.append(
+            Problem(
+                "missing-tensor", "", f"{len(missing)} storages that tensors refer to are not in the file"
+            )
+        )
     if at != source.size:
-        problems.append(Problem("unindexed-tensor", "", f"{source.size - at} bytes follow the last storage at byte {at}"))
+        problems.append(
+            Problem("unindexed-tensor", "", f"{source.size - at} bytes follow the last storage at byte {at}")
+        )
     return starts, problems, tuple(spans)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, Span, name_tensors, read_small_values
+from ckptguard.formats._inert import MAX_NAME, brief
 from ckptguard.formats.pickles import read_pickle
 from ckptguard.formats.reconstruct import Storage, storage_dtype
 from ckptguard.model import Problem, Tensor
@@ -74,15 +76,24 @@ def read_archive(source: Source) -> Archive:
     if disk not in (0, 0xFFFF):
         raise FormatError("bad-header", "the archive claims to be split over several disks")
     if offset + length > at:
-        raise FormatError("out-of-bounds", f"the central directory of {length} bytes at {offset} reaches past its end record at {at}")
+        raise FormatError(
+            "out-of-bounds",
+            f"the central directory of {length} bytes at {offset} reaches past its end record at {at}",
+        )
     if count > MAX_RECORDS or count * CENTRAL.size > length:
-        raise FormatError("bad-header", f"the archive claims {count} records in a directory of {length} bytes")
-    directory = tail[offset - base : offset - base + length] if offset >= base else source.read(offset, length)
+        raise FormatError(
+            "bad-header", f"the archive claims {count} records in a directory of {length} bytes"
+        )
+    directory = (
+        tail[offset - base : offset - base + length] if offset >= base else source.read(offset, length)
+    )
     records = _read_directory(directory, count, offset)
     first = next(iter(records), "")
     root, slash, _ = first.partition("/")
     if not slash:
-        raise FormatError("bad-header", f"the first record, {first!r}, lies in no folder: not written by torch.save")
+        raise FormatError(
+            "bad-header", f"the first record, {first!r}, lies in no folder: not written by torch.save"
+        )
     return Archive(records, offset, end, root)
 
 
@@ -98,7 +109,10 @@ def _find_end(source: Source) -> tuple[int, bytes, int]:
             at = tail.rfind(b"PK\x05\x06", 0, at)
         if base == 0:
             break
-    raise FormatError("truncated", f"the archive of {source.size} bytes has no end record: it was cut short, or overwritten at its end")
+    raise FormatError(
+        "truncated",
+        f"the archive of {source.size} bytes has no end record: it was cut short, or overwritten at its end",
+    )
 
 
 def _has_locator(tail: bytes, at: int) -> bool:
@@ -110,7 +124,9 @@ def _read_end64(source: Source, tail: bytes, at: int, base: int) -> tuple[int, i
         raise FormatError("bad-header", "the end record refers to a zip64 record that is not there")
     _, _, where, _ = LOCATOR.unpack_from(tail, at - base - LOCATOR.size)
     if where + END64.size > at:
-        raise FormatError("out-of-bounds", f"the zip64 end record is said to lie at byte {where}, past byte {at}")
+        raise FormatError(
+            "out-of-bounds", f"the zip64 end record is said to lie at byte {where}, past byte {at}"
+        )
     raw = tail[where - base : where - base + END64.size] if where >= base else source.read(where, END64.size)
     signature, _, _, _, _, _, _, count, length, offset = END64.unpack(raw)
     if signature != b"PK\x06\x06":
@@ -123,27 +139,40 @@ def _read_directory(raw: bytes, count: int, limit: int) -> dict[str, Record]:
     at = 0
     for _ in range(count):
         if at + CENTRAL.size > len(raw):
-            raise FormatError("bad-header", f"the central directory ends after {len(records)} of {count} records")
-        (sig, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, _, _, _, header) = CENTRAL.unpack_from(raw, at)
+            raise FormatError(
+                "bad-header", f"the central directory ends after {len(records)} of {count} records"
+            )
+        (sig, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, _, _, _, header) = (
+            CENTRAL.unpack_from(raw, at)
+        )
         if sig != b"PK\x01\x02":
-            raise FormatError("bad-header", f"entry {len(records)} of the central directory has a damaged signature")
+            raise FormatError(
+                "bad-header", f"entry {len(records)} of the central directory has a damaged signature"
+            )
         name_end = at + CENTRAL.size + n
         raw_name = raw[at + CENTRAL.size : name_end]
         size, packed, header = _zip64(raw[name_end : name_end + extra], size, packed, header)
         name = raw_name.decode("utf-8", "replace")
         if method != 0 or packed != size:
-            raise FormatError("bad-header", f"record {name} is compressed; torch.save stores its records as they are")
+            raise FormatError(
+                "bad-header", f"record {name} is compressed; torch.save stores its records as they are"
+            )
         if name.startswith("/") or ".." in name.split("/") or "\\" in name:
             raise FormatError("bad-header", f"record {name!r} would lie outside of the archive's folder")
         if name in records:
-            raise FormatError("bad-header", f"record {name} is there twice: readers would disagree on which one counts")
+            raise FormatError(
+                "bad-header", f"record {name} is there twice: readers would disagree on which one counts"
+            )
         start = _payload_start(header, n, size)
         if header + LOCAL.size + n + size > limit:
-            raise FormatError("out-of-bounds", f"record {name} of {size} bytes at {header} reaches into the central directory at {limit}")
+            raise FormatError(
+                "out-of-bounds",
+                f"record {name} of {size} bytes at {header} reaches into the central directory at {limit}",
+            )
         records[name] = Record(name, header, size, crc, flags, raw_name, start)
         at = name_end + extra + comment
     ordered = sorted(records.values(), key=lambda r: r.header)
-    for one, two in zip(ordered, ordered[1:]):
+    for one, two in pairwise(ordered):
         if one.header + LOCAL.size + len(one.raw_name) + one.size > two.header:
             raise FormatError("out-of-bounds", f"records {one.name} and {two.name} overlap")
     return records
@@ -182,10 +211,15 @@ def local_start(record: Record, raw: bytes) -> int:
         raise FormatError("bad-header", f"record {record.name}: no local header at byte {record.header}")
     name = raw[LOCAL.size : LOCAL.size + n]
     if name != record.raw_name or method != 0:
-        raise FormatError("bad-header", f"record {record.name} is called {name.decode('utf-8', 'replace')!r} in its local header")
+        raise FormatError(
+            "bad-header",
+            f"record {record.name} is called {name.decode('utf-8', 'replace')!r} in its local header",
+        )
     if not flags & 8 and (crc != record.crc or size not in (record.size, LARGE)):
-        raise FormatError("bad-header", f"record {record.name}: local header and central directory disagree on size or CRC")
-    return record.header + LOCAL.size + n + extra
+        raise FormatError(
+            "bad-header", f"record {record.name}: local header and central directory disagree on size or CRC"
+        )
+    return record.header + LOCAL.size + int(n) + int(extra)
 
 
 def settle(source: Source, records: Iterable[Record]) -> dict[str, Record]:
@@ -204,7 +238,9 @@ def read(source: Source) -> Parsed:
     """Read a torch zip file's structure. Raises FormatError, StoreError."""
     archive = read_archive(source)
     if archive.get("constants.pkl") or any(n.startswith(f"{archive.root}/code/") for n in archive.records):
-        return Parsed("torchscript", spans=tuple(r.span for r in settle(source, archive.records.values()).values()))
+        return Parsed(
+            "torchscript", spans=tuple(r.span for r in settle(source, archive.records.values()).values())
+        )
     pickle = archive.get("data.pkl")
     if pickle is None:
         raise FormatError(
@@ -245,21 +281,33 @@ def read(source: Source) -> Parsed:
 
 def _storage(pid: Any, storages: dict[str, Storage]) -> Storage:
     if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage"):
-        raise FormatError("bad-header", f"a persistent id that is no storage: {str(pid)[:80]}")
+        raise FormatError("bad-header", f"a persistent id that is no storage: {brief(pid)}")
     _, kind, key, location, numel = pid[:5]
     dtype = storage_dtype(kind)
+    if not isinstance(key, str | int) or not isinstance(location, str) or len(str(key)) > MAX_NAME:
+        raise FormatError("bad-header", f"a storage with the key {brief(key, 40)} and the location {brief(location, 40)}")
     if dtype is None or not isinstance(numel, int) or numel < 0 or numel > 1 << 50:
-        raise FormatError("bad-header", f"storage {str(key)[:40]} has the type {str(kind)[:80]} and {str(numel)[:30]} elements")
+        raise FormatError(
+            "bad-header",
+            f"storage {brief(key, 40)} has the type {brief(kind)} and {brief(numel, 30)} elements",
+        )
     storage = Storage(str(key), dtype, numel, str(location), untyped="UntypedStorage" in str(kind))
     known = storages.setdefault(storage.key, storage)
     if known.nbytes != storage.nbytes:
-        raise FormatError("bad-header", f"storage {storage.key} has {known.nbytes} bytes at one place and {storage.nbytes} at another")
+        raise FormatError(
+            "bad-header",
+            f"storage {storage.key} has {known.nbytes} bytes at one place and {storage.nbytes} at another",
+        )
     return storage
 
 
 def _pickle_problems(end: int, size: int) -> Iterable[Problem]:
     if end != size:
-        yield Problem("bad-header", "data.pkl", f"the pickle ends at byte {end} of {size}: what follows is no part of it")
+        yield Problem(
+            "bad-header",
+            "data.pkl",
+            f"the pickle ends at byte {end} of {size}: what follows is no part of it",
+        )
 
 
 def _check_storages(archive: Archive, storages: Mapping[str, Storage]) -> Iterable[Problem]:
@@ -268,9 +316,17 @@ def _check_storages(archive: Archive, storages: Mapping[str, Storage]) -> Iterab
             continue
         record = archive.get(f"data/{key}")
         if record is None:
-            yield Problem("missing-tensor", f"data/{key}", f"storage {key} of {storage.nbytes} bytes is not in the archive: the save was interrupted by an error")
+            yield Problem(
+                "missing-tensor",
+                f"data/{key}",
+                f"storage {key} of {storage.nbytes} bytes is not in the archive: the save was interrupted by an error",
+            )
         elif record.size != storage.nbytes:
-            yield Problem("size-mismatch", f"data/{key}", f"storage {key} should have {storage.nbytes} bytes, its record has {record.size}")
+            yield Problem(
+                "size-mismatch",
+                f"data/{key}",
+                f"storage {key} should have {storage.nbytes} bytes, its record has {record.size}",
+            )
     prefix = f"{archive.root}/data/"
     for name in archive.records:
         if name.startswith(prefix) and name[len(prefix) :] not in storages:
@@ -298,7 +354,11 @@ def _place(archive: Archive, storages: Mapping[str, Storage], tensors: Iterable[
 
 def _trailing(source: Source, archive: Archive) -> Iterable[Problem]:
     if archive.end < source.size:
-        yield Problem("unindexed-tensor", "", f"{source.size - archive.end} bytes follow the end of the archive at byte {archive.end}")
+        yield Problem(
+            "unindexed-tensor",
+            "",
+            f"{source.size - archive.end} bytes follow the end of the archive at byte {archive.end}",
+        )
 
 
 def _swap(tensors: Iterable[Tensor]) -> None:
@@ -346,7 +406,11 @@ def _verify_gap(gap: bytes, at: int, before: Record | None, record: Record) -> I
         yield Problem(e.code, record.name, str(e))
         return
     if start != record.start:
-        yield Problem("bad-header", record.name, f"the payload of {record.name} begins at byte {start} by its local header, {record.start} was expected")
+        yield Problem(
+            "bad-header",
+            record.name,
+            f"the payload of {record.name} begins at byte {start} by its local header, {record.start} was expected",
+        )
         return
     padding = raw[LOCAL.size + len(record.raw_name) :]
     if padding[:2] == b"FB" and padding[4:].strip(b"Z"):
@@ -356,9 +420,20 @@ def _verify_gap(gap: bytes, at: int, before: Record | None, record: Record) -> I
 def _verify_descriptor(gap: bytes, record: Record) -> Iterable[Problem]:
     signature, crc = struct.unpack_from("<4sI", gap) if len(gap) >= 8 else (b"", 0)
     wide = record.size >= LARGE or record.header >= LARGE
-    sizes = struct.unpack_from("<QQ" if wide else "<II", gap, 8) if len(gap) >= (24 if wide else 16) else (0, 0)
+    sizes = (
+        struct.unpack_from("<QQ" if wide else "<II", gap, 8) if len(gap) >= (24 if wide else 16) else (0, 0)
+    )
     if signature != b"PK\x07\x08" or crc != record.crc or sizes != (record.size, record.size):
         # Writers that force 64-bit sizes use the long form for small records too.
-        if len(gap) >= 24 and struct.unpack_from("<4sIQQ", gap) == (b"PK\x07\x08", record.crc, record.size, record.size):
+        if len(gap) >= 24 and struct.unpack_from("<4sIQQ", gap) == (
+            b"PK\x07\x08",
+            record.crc,
+            record.size,
+            record.size,
+        ):
             return
-        yield Problem("bad-header", record.name, f"the data descriptor behind {record.name} does not agree with the central directory")
+        yield Problem(
+            "bad-header",
+            record.name,
+            f"the data descriptor behind {record.name} does not agree with the central directory",
+        )
