@@ -81,7 +81,7 @@ def read_dcp(files: Mapping[str, FileFacts], prefix: str = "") -> Content:
                 content.objects.setdefault(name, value)
     for name, entry in index.tensors.items():
         parts = [(chunk, *held[name, chunk.offsets][0]) for chunk in entry.chunks if (name, chunk.offsets) in held]
-        tensor, file = _joined(entry, parts)
+        tensor, file = join_chunks(entry, parts)
         content.tensors[name] = tensor
         content.files[name] = file or _shard_of(index, prefix, name)
     return content
@@ -91,7 +91,7 @@ def _shard_of(index: Index, prefix: str, name: str) -> str:
     return next((prefix + shard for shard, items in index.items.items() if any(i.name == name for i in items)), prefix + METADATA)
 
 
-def _joined(entry: TensorEntry, parts: list[tuple[Chunk, str, Tensor]]) -> tuple[Tensor, str]:
+def join_chunks(entry: TensorEntry, parts: list[tuple[Chunk, str, Tensor]]) -> tuple[Tensor, str]:
     """The whole tensor of its chunks, with their facts joined, and the shard to name in findings."""
     if len(parts) == 1 and parts[0][2].shape == entry.shape:
         return parts[0][2], parts[0][1]

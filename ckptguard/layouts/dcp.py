@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.layouts._base import LayoutBase
 from ckptguard.layouts._dcp import OTHERS, dcp_manifest, has_dcp, interpret
+from ckptguard.layouts._dcp_safetensors import has_shards, interpret_shards, shards_manifest
 from ckptguard.model import Directory, FileFacts, Manifest, State
 from ckptguard.ports import Resolve
 
@@ -21,11 +22,15 @@ class Dcp(LayoutBase):
     order = 1200
 
     def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
+        if has_shards(directory):
+            return (shards_manifest(directory, self.name),)
         if not has_dcp(directory) or any(other(directory) for other in OTHERS):
             return ()
         return (dcp_manifest(directory, self.name),)
 
     def interpret(self, manifest: Manifest, files: Mapping[str, FileFacts]) -> State:
+        if manifest.attributes.get("format") == "safetensors-shards":
+            return interpret_shards(manifest, files)
         return interpret(manifest, files)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ckptguard.layouts._base import LayoutBase, is_temporary, rest_of, series_of, step_in
-from ckptguard.layouts._hf import INDEX, SHARD, WEIGHTS, add_config, add_tokenizer, add_weights, has_weights, weight_files
+from ckptguard.layouts._hf import (
+    INDEX,
+    SHARD,
+    WEIGHTS,
+    add_config,
+    add_tokenizer,
+    add_weights,
+    has_weights,
+    weight_files,
+)
 from ckptguard.layouts._state import Builder
 from ckptguard.model import Directory, FileFacts, Manifest, ManifestFile, Role, State
 from ckptguard.ports import Resolve
@@ -16,9 +25,13 @@ class Safetensors(LayoutBase):
     order = 1500
 
     def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
+        if any(name.startswith("shard-") and "-model-" in name for name in directory.files):
+            return ()  # pieces of tensors, which DCP's own writer left
         if has_weights(directory):
             return (self._directory(directory),)
-        lone = [e for n, e in sorted(directory.files.items()) if n.endswith(".safetensors") and e.kind == "file"]
+        lone = [
+            e for n, e in sorted(directory.files.items()) if n.endswith(".safetensors") and e.kind == "file"
+        ]
         return tuple(
             Manifest(
                 path=entry.key,
@@ -37,7 +50,11 @@ class Safetensors(LayoutBase):
     def _directory(self, directory: Directory) -> Manifest:
         files = list(weight_files(directory, directory.path))
         for name, sub in directory.dirs.items():  # further adapters lie in folders by their names
-            if "adapter_config.json" in sub.files and "adapter_config.json" in directory.files and name not in ("", "."):
+            if (
+                "adapter_config.json" in sub.files
+                and "adapter_config.json" in directory.files
+                and name not in ("", ".")
+            ):
                 files += weight_files(sub, directory.path)
         files += rest_of(Directory(directory.path, directory.files, {}), files, directory.path)
         return Manifest(
