@@ -370,5 +370,12 @@ def server_token(settings: Settings, environment: Mapping[str, str] | None = Non
     return path.read_text(encoding="ascii").strip()
 
 
+def token_is_given(settings: Settings, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether somebody chose the token: one that we made is known to this user alone."""
+    known = os.environ if environment is None else environment
+    chosen = settings.server.token is not None and settings.server.token.get_secret_value() != ""
+    return chosen or bool(known.get("CKPTGUARD_TOKEN"))
+
+
 def token_file(environment: Mapping[str, str] | None = None) -> Path:
     return state_directory(environment) / "token"

@@ -43,7 +43,8 @@ def assess(context: Context, connection: Connection, run_id: int) -> int:
         known,
         now=now,
         step=run["step"],
-        step_at=run["step_at"],
+        # Without a log, a run that stands still stopped at its last sign of life.
+        step_at=run["step_at"] or (run["state_since"] if state is State.PAUSED else None),
         step_seconds=run["step_seconds"],
         started=_started(run, rows),
         running=state is State.RUNNING,

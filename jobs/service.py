@@ -25,7 +25,7 @@ from ckptguard.jobs.follow import follow
 from ckptguard.jobs.kinds import Kind, configured
 from ckptguard.jobs.schedule import first_delay
 from ckptguard.jobs.scheduler import Schedule
-from ckptguard.jobs.watch import Target, Watched, look
+from ckptguard.jobs.watch import URGENT, Target, Watched, look
 from ckptguard.jobs.workers import Workers
 from ckptguard.settings import RunSettings, Settings
 
@@ -185,6 +185,8 @@ class Service:
         target.due = min(target.due, context.monotonic() + wait)
         if new and target.runs:
             self._entered()
+            for watched in list(target.runs.values()):
+                follow(context, watched)
 
     def _soon(self, target: Target) -> None:
         """Something changed: look soon, and not for every single write."""
@@ -233,24 +235,34 @@ class Service:
         if last is None and kind.name != "audit":
             # Nothing was missed yet: a first look at everything is what `audit` does.
             delay = min(every, 60.0)
-        self._schedule.every(name, every, delay, lambda: self.queue(kind.name, run_id))
+        self._schedule.every(name, every, delay, partial(self._queue, kind.name, run_id))
         return name
 
-    def queue(self, name: str, run_id: int | None, origin: str = "schedule") -> None:
-        """Queue a job, and wake a worker. A catalog that is gone loses nothing: the next period queues it."""
+    def _queue(self, name: str, run_id: int | None) -> None:
+        """Queue a periodic job. A catalog that is gone loses nothing: the next period queues it."""
         try:
-            with self.context.catalog.write() as connection:
-                jobs.enqueue(
-                    connection, name, now=self.context.clock(), run_id=run_id, origin=origin,
-                    priority=configured(self.settings)[name].priority,
-                )  # fmt: skip
+            self.queue(name, run_id, "schedule")
         except SQLAlchemyError as error:
             self.context.health.bad(
                 "schedule", f"the catalog does not answer: {type(error).__name__}", vital=True
             )
             return
         self.context.health.good("schedule")
+
+    def queue(self, name: str, run_id: int | None, origin: str = "person") -> int:
+        """Queue a job, and wake a worker; returns its number. Raises SQLAlchemyError."""
+        kind = configured(self.settings)[name]
+        with self.context.catalog.write() as connection:
+            number = jobs.enqueue(
+                connection,
+                name,
+                now=self.context.clock(),
+                run_id=run_id,
+                origin=origin,
+                priority=kind.priority + (URGENT if origin == "person" else 0),
+            )
         self.context.wake.set()
+        return number
 
     def next_times(self) -> Mapping[str, float]:
         return self._schedule.next_times()

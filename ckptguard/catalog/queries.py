@@ -18,6 +18,7 @@ from ckptguard.catalog.tables import (
     files,
     findings,
     jobs,
+    metrics,
     restores,
     runs,
     saves,
@@ -178,6 +179,30 @@ def copies_of(connection: Connection, checkpoint_id: int) -> list[Row]:
     return rows(
         connection, select(uploads).where(uploads.c.checkpoint_id == checkpoint_id).order_by(uploads.c.id)
     )
+
+
+def copies_of_run(connection: Connection, run_id: int, limit: int) -> list[Row]:
+    """The newest copies of a run's checkpoints."""
+    query = (
+        select(uploads, checkpoints.c.path)
+        .join(checkpoints, checkpoints.c.id == uploads.c.checkpoint_id)
+        .where(checkpoints.c.run_id == run_id)
+        .order_by(uploads.c.id.desc())
+        .limit(limit)
+    )
+    return rows(connection, query)
+
+
+def curve_of(connection: Connection, run_id: int, most: int = 1200) -> list[Row]:
+    """The metrics of a run in the order they were logged, thinned to about `most` rows; what is odd stays."""
+    count = connection.execute(select(func.count()).where(metrics.c.run_id == run_id)).scalar() or 0
+    query = select(metrics).where(metrics.c.run_id == run_id)
+    if count > most:
+        place = func.row_number().over(order_by=metrics.c.id)
+        inner = query.add_columns(place.label("place")).subquery()
+        query = select(inner).where((inner.c.place % (count // most + 1) == 0) | inner.c.loss.is_(None))
+        return rows(connection, query.order_by(inner.c.id))
+    return rows(connection, query.order_by(metrics.c.id))
 
 
 def saves_of(connection: Connection, run_id: int, limit: int = 400) -> list[Row]:

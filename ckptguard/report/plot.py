@@ -31,8 +31,23 @@ class Band:
     name: str = "tolerance"
 
 
-def line_chart(title: str, lines: Sequence[Line], band: Band | None = None, x_name: str = "step") -> str:
-    """A chart of finite points; a sentence instead where there is none."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at an x: a thin upright line with its words."""
+
+    x: float
+    text: str
+    style: str
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    band: Band | None = None,
+    x_name: str = "step",
+    marks: Sequence[Mark] = (),
+) -> str:
+    """A chart of finite points; a sentence instead where there is none. Marks outside the curves are left out."""
     xs = [x for line in lines for x, y in line.points if math.isfinite(y)]
     ys = [y for line in lines for _, y in line.points if math.isfinite(y)]
     if band is not None:
@@ -47,6 +62,7 @@ def line_chart(title: str, lines: Sequence[Line], band: Band | None = None, x_na
     ]
     if band is not None:
         parts.append(_band(scale, band))
+    parts += [_mark(scale, mark) for mark in marks if scale.x[0] <= mark.x <= scale.x[1]]
     for line in lines:
         parts += _line(scale, line)
     return "".join([*parts, "</svg>"])
@@ -106,6 +122,14 @@ def _band(scale: _Scale, band: Band) -> str:
     upper = [f"{scale.across(x):.1f},{scale.up(high):.1f}" for x, _, high in there]
     lower = [f"{scale.across(x):.1f},{scale.up(low):.1f}" for x, low, _ in reversed(there)]
     return f'<polygon class="band" points="{" ".join(upper + lower)}"><title>{escape(band.name)}</title></polygon>'
+
+
+def _mark(scale: _Scale, mark: Mark) -> str:
+    x = scale.across(mark.x)
+    return (
+        f'<line class="mark {mark.style}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}">'
+        f"<title>{escape(mark.text)}</title></line>"
+    )
 
 
 def _line(scale: _Scale, line: Line) -> list[str]:
