@@ -5,13 +5,27 @@ A test of a new backend is short: it inherits `StoreContract` and says how a sto
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from ckptguard.codes import CODES
 from ckptguard.errors import KeyNotFound, Refused, ShortRead, StoreError
-from ckptguard.model import Entry
-from ckptguard.ports import Store, WritableStore
+from ckptguard.model import (
+    CheckpointFacts,
+    Directory,
+    Entry,
+    Evidence,
+    FileFacts,
+    Manifest,
+    ManifestFile,
+    Role,
+    State,
+)
+from ckptguard.ports import Check, RunCheck, RunSubject, Store, Subject, WritableStore
 from ckptguard.storage._wrapper import Wrapper
 
 # === Stores ===========================================================================================
@@ -23,7 +37,8 @@ class FaultyStore(Wrapper):
     """A real store below, and one fault on top: wrong bytes, a missing end, a refusal, an error now and then.
 
     `flip` changes the byte at that offset of a key whenever it is read; `cut` makes a key end there; `deny` refuses
-    keys; `fail_first` fails that many reads of a key before the first one succeeds.
+    keys (a KeyNotFound there makes a file disappear after it was listed); `fail_first` fails that many reads of a key
+    before the first one succeeds; `slow` waits that many seconds before every read.
     """
 
     def __init__(
@@ -35,13 +50,17 @@ class FaultyStore(Wrapper):
         cut: Mapping[str, int] | None = None,
         deny: Mapping[str, StoreError] | None = None,
         fail_first: Mapping[str, int] | None = None,
+        slow: float = 0.0,
     ) -> None:
         super().__init__(inner)
         self.flip, self.flip_once = dict(flip or {}), dict(flip_once or {})
         self.cut, self.deny, self.fail_first = dict(cut or {}), dict(deny or {}), dict(fail_first or {})
+        self.slow = slow
         self._lock = threading.Lock()
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
+        if self.slow:
+            time.sleep(self.slow)
         if key in self.deny:
             raise self.deny[key]
         with self._lock:
@@ -189,3 +208,54 @@ class WritableStoreContract(StoreContract):
         except KeyNotFound:
             return
         raise AssertionError("no KeyNotFound")
+
+
+# === Checks ===========================================================================================
+
+
+class CheckContract:
+    """What every check promises. A subclass has a fixture `check`."""
+
+    HEADINGS = ("Finds:", "Why it matters:", "Example:", "What to do:", "Blind spots:")
+
+    def test_says_what_it_finds_and_what_it_cannot(self, check: Check | RunCheck) -> None:
+        text = type(check).__doc__ or ""
+        missing = [heading for heading in self.HEADINGS if heading not in text]
+        assert not missing, f"the docstring of {type(check).__name__} lacks {missing}"
+        assert text.split("\n")[0].strip(), "the first line says what is checked"
+
+    def test_has_a_name_and_codes_of_the_contract(self, check: Check | RunCheck) -> None:
+        assert re.fullmatch(r"[a-z][a-z0-9-]*", check.name)
+        assert check.codes, "a check that finds nothing is none"
+        assert set(check.codes) <= CODES.keys()
+
+    def test_speaks_in_its_own_codes_also_where_nothing_is_known(self, check: Check | RunCheck) -> None:
+        """A checkpoint of which nothing was read makes no check raise, nor say what it does not announce."""
+        subject: Any = nothing_known() if hasattr(check, "needs") else nothing_seen()
+        assert {f.code for f in check.run(subject)} <= set(check.codes)
+
+    def test_is_pure(self, check: Check | RunCheck) -> None:
+        """The same facts give the same findings, and the check keeps nothing of them."""
+        before = dict(vars(check))
+        subject: Any = nothing_known() if hasattr(check, "needs") else nothing_seen()
+        assert list(check.run(subject)) == list(check.run(subject))
+        assert dict(vars(check)) == before
+
+
+def nothing_known() -> Subject:
+    """A checkpoint with one file that was not read, alone in its run."""
+    entry = Entry("run/checkpoint-1/model.safetensors", 100, 0.0)
+    manifest = Manifest(
+        "run/checkpoint-1",
+        "unknown",
+        (ManifestFile("model.safetensors", entry, Role.MODEL, "safetensors"),),
+        step=1,
+    )
+    files = {"model.safetensors": FileFacts("model.safetensors", Evidence.LISTING)}
+    facts = CheckpointFacts(manifest, files, State(), Evidence.CONTENT)
+    return Subject(facts, (facts,), (), now=1e9)
+
+
+def nothing_seen() -> RunSubject:
+    """A run without a checkpoint."""
+    return RunSubject(Directory("", {}, {}), (), (), (), (), (), now=1e9, grace=0.0)

@@ -46,7 +46,9 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]
 
 
 @pytest.fixture
-def same_as_torch(open_file: Callable[..., Parsed], array_of: Callable[[Path, Tensor], np.ndarray]) -> Callable[[Path], Parsed]:
+def same_as_torch(
+    open_file: Callable[..., Parsed], array_of: Callable[[Path, Tensor], np.ndarray]
+) -> Callable[[Path], Parsed]:
     """Assert that names, shapes, dtypes and numbers of all tensors are those that torch.load gives; return the structure."""
 
     def check(path: Path) -> Parsed:
@@ -54,21 +56,32 @@ def same_as_torch(open_file: Callable[..., Parsed], array_of: Callable[[Path, Te
 
         parsed = open_file(path)
         assert parsed.problems == ()
-        expected = {n: v for n, v in _leaves(torch.load(path, weights_only=False)) if isinstance(v, torch.Tensor)}
+        expected = {
+            n: v for n, v in _leaves(torch.load(path, weights_only=False)) if isinstance(v, torch.Tensor)
+        }
         found = dict(_leaves(parsed.tree))
         assert {n for n, v in found.items() if isinstance(v, Tensor)} == expected.keys()
         for name, tensor in expected.items():
             ours = found[name]
-            assert (ours.dtype, ours.shape) == (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)), name
+            assert (ours.dtype, ours.shape) == (
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+            ), name
             if tensor.device.type == "meta":
                 assert ours.start is None
                 continue
             numbers = tensor.detach()
             if tensor.is_quantized:
                 numbers = tensor.int_repr()
-            elif tensor.is_floating_point() and tensor.dtype not in (torch.float64, torch.float32, torch.float16):
+            elif tensor.is_floating_point() and tensor.dtype not in (
+                torch.float64,
+                torch.float32,
+                torch.float16,
+            ):
                 numbers = numbers.float()
-            np.testing.assert_array_equal(array_of(path, ours), numbers.resolve_conj().resolve_neg().numpy(), err_msg=name)
+            np.testing.assert_array_equal(
+                array_of(path, ours), numbers.resolve_conj().resolve_neg().numpy(), err_msg=name
+            )
         return parsed
 
     return check

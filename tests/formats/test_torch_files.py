@@ -82,11 +82,17 @@ def test_dtypes(dtype: str, legacy: bool, tmp_path: Path, same_as_torch: Same) -
     if legacy and dtype in ("uint16", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"):
         pytest.skip("torch itself cannot write this dtype in the old format")
     path = tmp_path / "a.pt"
-    torch.save({"values": numbers.reshape(4, 30), "view": numbers[7:9]}, path, _use_new_zipfile_serialization=not legacy)
+    torch.save(
+        {"values": numbers.reshape(4, 30), "view": numbers[7:9]},
+        path,
+        _use_new_zipfile_serialization=not legacy,
+    )
     same_as_torch(path)
 
 
-def test_every_float8_value_is_the_one_that_torch_gives(tmp_path: Path, open_file: Open, array_of: Callable) -> None:
+def test_every_float8_value_is_the_one_that_torch_gives(
+    tmp_path: Path, open_file: Open, array_of: Callable
+) -> None:
     for dtype in ("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"):
         codes = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype))
         torch.save({"w": codes}, tmp_path / "a.pt")
@@ -223,14 +229,23 @@ def test_the_objects_of_a_training_are_read_as_plain_data(tmp_path: Path, open_f
     assert tree["model"]["weight"].shape == (2, 3)
     assert tree["optimizer"]["state"][0]["step"].scalar() == 1
     assert tree["config"].get("rate") == 0.5
-    assert (tree["ordered"], tree["default"], tree["path"], tree["size"]) == ({"a": 1}, {"a": [1]}, "runs/a", (2, 3))
+    assert (tree["ordered"], tree["default"], tree["path"], tree["size"]) == (
+        {"a": 1},
+        {"a": [1]},
+        "runs/a",
+        (2, 3),
+    )
     assert tree["rng"].value is not None
     assert not any(use.how == "called" for use in parsed.globals)
 
 
 def test_legacy_views_of_one_storage(tmp_path: Path, same_as_torch: Same) -> None:
     base = torch.arange(100.0)
-    torch.save({"a": base[10:20], "b": base[50:60].reshape(2, 5)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"a": base[10:20], "b": base[50:60].reshape(2, 5)},
+        tmp_path / "a.pt",
+        _use_new_zipfile_serialization=False,
+    )
     same_as_torch(tmp_path / "a.pt")
 
 
