@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ckptguard.errors import KeyNotFound, Refused, StoreError
 from ckptguard.model import Entry
-from ckptguard.ports import Store
+from ckptguard.ports import Store, WritableStore
 from ckptguard.storage._base import PartReceipt, Proof, Proving, Receiving, Upload
 from ckptguard.storage._crc64 import crc64, decode, encode, join
-from ckptguard.storage.checksums import Answer, Comparison, compare, crc64_of
+from ckptguard.storage.checksums import Answer, Comparison, choose, compare, crc64_of
 
 THREADS = 4
 BLOCK = 8 << 20
@@ -29,6 +29,10 @@ class Copied:
     crc64nvme: str
     sent: int
     proven_by: str
+
+
+class _Damaged(StoreError):
+    """Other bytes arrived than were sent, or were received than the source holds: nothing of it is to be gone on with."""
 
 
 class Copier:
@@ -66,11 +70,30 @@ class Copier:
                 upload.abort()
                 raise StoreError(f"{key}: changed while it was copied", "repeat when the save is done")
             crc = encode(join((decode(p.crc64nvme or ""), p.size) for _, p in sorted(parts.items())))
+            witness = self._source_proof(key, crc, before.size)
             entry = self._finish(upload, parts, crc, key, to)
+        except _Damaged:
+            upload.abort()
+            raise
         finally:
             upload.close()
-        by = self.prove(key, to, crc)
+        try:
+            by = self.prove(to, crc)
+            if witness is not None:
+                agrees = compare(self.destination, to, witness, self._pool).answer is not Answer.DIFFERENT
+                self._must(agrees, to, "the source's own checksum")
+        except _Damaged:
+            self._take_back(entry)
+            raise
         return Copied(entry, crc, sent, by)
+
+    def _take_back(self, entry: Entry) -> None:
+        """Remove what arrived damaged, unless somebody else has replaced it meanwhile."""
+        if (
+            isinstance(self.destination, WritableStore)
+            and self.destination.stat(entry.key).identity == entry.identity
+        ):
+            self.destination.delete(entry.key)
 
     def _send(self, upload: Upload, key: str, size: int) -> tuple[dict[int, PartReceipt], int]:
         """Send the parts that are not there yet, a few at a time."""
@@ -138,7 +161,30 @@ class Copier:
 
     # --- proof --------------------------------------------------------------------------------------
 
-    def prove(self, key: str, to: str, crc: str) -> str:
+    def _source_proof(self, key: str, crc: str, size: int) -> Proof | None:
+        """Make sure that the bytes that were read are those that the source vouches for, before they become visible.
+
+        Returns the source's proof where it can only be compared with the file that has arrived on a disk. A source that
+        vouches for nothing, a disk, was read once and is believed: it was audited before.
+        """
+        if not isinstance(self.source, Proving):
+            return None
+        proof = self.source.proof(key)
+        stated = {c.algorithm: c.value for c in proof.checksums if not c.composite}
+        if "crc64nvme" not in stated:
+            if self.destination.traits.local and choose(proof) is not None:
+                return proof
+            stated = {
+                "crc64nvme": encode(crc64_of(self.source.fresh(key) or self.source, key, size, self._pool))
+            }
+        if stated["crc64nvme"] != crc:
+            raise _Damaged(
+                f"{self.source.url}/{key}: other bytes were received than the store has",
+                "repeat; if it happens again, test the memory and the network of this machine",
+            )
+        return None
+
+    def prove(self, to: str, crc: str) -> str:
         """Prove that `to` has the CRC64NVME `crc` and say by what. Raises StoreError when it has not."""
         store = self.destination
         if isinstance(store, Proving):
@@ -152,7 +198,7 @@ class Copier:
 
     def _must(self, same: bool, to: str, by: str) -> str:
         if not same:
-            raise StoreError(
+            raise _Damaged(
                 f"{self.destination.url}/{to}: arrived with other bytes than were sent ({by})",
                 "repeat; if it happens again, test the memory and the network of this machine",
             )

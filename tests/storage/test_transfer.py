@@ -119,6 +119,7 @@ def test_what_arrives_damaged_is_not_called_a_copy(local: LocalStore, tmp_path: 
     back = FaultyStore(LocalStore(_folder(tmp_path / "back")), flip={"small": 3})
     with Copier(local, back) as copier, pytest.raises(StoreError, match="arrived with other bytes"):
         copier.copy("small", "small")
+    assert list((tmp_path / "back").iterdir()) == []
 
 
 def test_a_source_that_changes_is_no_source(local: LocalStore, s3_bucket: str, tmp_path: Path) -> None:
