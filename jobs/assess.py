@@ -5,8 +5,6 @@ One transaction: an alert and what caused it are kept together or not at all.
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -22,6 +20,7 @@ from ckptguard.codes import finding
 from ckptguard.jobs import rhythm, risk
 from ckptguard.jobs.activity import State
 from ckptguard.jobs.context import Context, run_settings
+from ckptguard.jobs.hints import meant
 from ckptguard.jobs.lifecycle import Phase
 from ckptguard.jobs.space import room
 from ckptguard.model import Evidence, Finding, Resume, Severity
@@ -228,17 +227,11 @@ def _of_checkpoint(run: dict[str, Any], row: dict[str, Any], held: Sequence[dict
         severity=Severity(worst["severity"]),
         title=f"{worst['code']}: {row['path'] or run['name']} of {run['name']} is {row['resume']}",
         message=f"{worst['subject']}: {worst['message']}{more}",
-        hint=_meant(worst["hint"] or "ckptguard preflight RUN", run["target"], full),
+        hint=meant(worst["hint"] or "ckptguard preflight RUN", run["target"], full),
         since=min(f["first_seen"] for f in held),
         checkpoint=full,
         checkpoint_id=row["id"],
     )
-
-
-def _meant(hint: str, target: str, checkpoint: str | None) -> str:
-    """A hint with the run and the checkpoint that it means, so that its command can be pasted."""
-    hint = re.sub(r"\bRUN\b", lambda _: shlex.quote(target), hint)
-    return re.sub(r"\bCHECKPOINT\b", lambda _: shlex.quote(checkpoint), hint) if checkpoint else hint
 
 
 def _of_run(run: dict[str, Any], one: dict[str, Any], paths: set[str]) -> Trouble:
@@ -250,7 +243,7 @@ def _of_run(run: dict[str, Any], one: dict[str, Any], paths: set[str]) -> Troubl
         severity=Severity(one["severity"]),
         title=f"{one['code']}: {run['name']}",
         message=f"{one['subject']}: {one['message']}" if one["subject"] != run["target"] else one["message"],
-        hint=_meant(one["hint"], run["target"], None),
+        hint=meant(one["hint"], run["target"], None),
         since=one["first_seen"],
         checkpoint=_full(run["target"], one["subject"]) if one["subject"] in paths else None,
     )

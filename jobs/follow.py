@@ -36,6 +36,11 @@ ENDED = frozenset({"end", "finished", "train_end"})
 
 def follow(context: Context, watched: Watched) -> None:
     """Read what a run logged since the last time and judge its state. Raises SQLAlchemyError; a log that cannot be read waits."""
+    with watched.following:
+        _follow(context, watched)
+
+
+def _follow(context: Context, watched: Watched) -> None:
     now = context.clock()
     with context.catalog.read() as connection:
         known = logs.positions(connection, watched.run_id)

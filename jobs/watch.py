@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class Watched:
     logs: tuple[Entry, ...] = ()
     root: str = ""
     prefix: str = ""
+    following: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass
@@ -168,7 +170,13 @@ def _decide(
     ]
     newest = max(done, default=None)
     steps: dict[str, Step] = {}
-    for path in saves.keys() | looks.keys():
+
+    def age(path: str) -> tuple[int, str]:
+        known = looks.get(path) or saves[path]
+        return (known.step if known.step is not None else -1, path)
+
+    # By step, so that the catalog numbers checkpoints in their order.
+    for path in sorted(saves.keys() | looks.keys(), key=age):
         seen = looks.get(path)
         newer = newest is not None and seen is not None and seen.step is not None and newest > seen.step
         step = advance(

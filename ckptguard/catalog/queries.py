@@ -229,8 +229,9 @@ def anomalies_of(connection: Connection, run_id: int, limit: int = 100) -> list[
 
 def findings_page(
     connection: Connection, *, run: int | None = None, checkpoint: int | None = None, code: str | None = None,
-    severity: str | None = None, gone: bool = False, cursor: int | None = None, limit: int = 100,
+    severity: str | None = None, of_run: bool = False, gone: bool = False, cursor: int | None = None, limit: int = 100,
 ) -> Page:  # fmt: skip
+    """`of_run`: only those that are about no single checkpoint."""
     query = (
         select(findings, runs.c.target, checkpoints.c.path)
         .join(runs, runs.c.id == findings.c.run_id)
@@ -244,6 +245,8 @@ def findings_page(
     ):
         if value is not None:
             query = query.where(column == value)
+    if of_run:
+        query = query.where(findings.c.checkpoint_id.is_(None))
     if not gone:
         query = query.where(findings.c.gone_at.is_(None))
     return _page(connection, query, findings.c.id, cursor, limit)

@@ -123,16 +123,13 @@ def _run(pages: APIRouter, state: State, show: Show) -> None:
             anomalies = queries.anomalies_of(c, id, 20)
             rest: dict[str, Any] = {
                 "alerts": queries.alerts_page(c, run=id, state="firing", limit=PAGE).items,
-                "findings": [
-                    f
-                    for f in queries.findings_page(c, run=id, limit=PAGE).items
-                    if f["checkpoint_id"] is None
-                ],
+                "findings": queries.findings_page(c, run=id, of_run=True, limit=PAGE).items,
                 "jobs": queries.jobs_page(c, run=id, limit=12).items,
-                "events": queries.events_of(c, run=id, limit=40),
+                "events": queries.events_of(c, run=id, limit=24),
                 "scrub": queries.scrub_state(c, id, state.clock() - within),
                 "copies": queries.copies_of_run(c, id, 20),
             }
+        rest["findings"] = views.with_hints(rest["findings"])
         times, sizes = views.save_charts(saves, row["usual"])
         safe = next((r["step"] for r in line if r["path"] == row["resume_from"]), None)
         summary = views.run_summary(row)
@@ -142,7 +139,7 @@ def _run(pages: APIRouter, state: State, show: Show) -> None:
             "run.html",
             run=summary,
             timeline=charts.timeline(line, safe, row["step"]),
-            checkpoints=[views.with_shown(r) for r in page.items],
+            checkpoints=views.by_step(page.items),
             next=page.next,
             loss=views.loss_chart(curve, line, attempts, anomalies),
             anomalies=anomalies,
@@ -176,7 +173,7 @@ def _checkpoint(pages: APIRouter, state: State, show: Show) -> None:
                 {f["code"] for f in verdict["document"]["findings"] if f["severity"] != "info"}
             )
         tones = {"exact": "good", "lossy": "unsure", "unsafe": "bad"}
-        rest["findings"].sort(key=lambda f: {"error": 0, "warning": 1, "info": 2}[f["severity"]])
+        rest["findings"] = views.with_hints(rest["findings"])
         return show(
             request,
             "checkpoint.html",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptguard.jobs.hints import meant
 from ckptguard.units import timestamp
 
 Row = Mapping[str, Any]
@@ -67,17 +68,18 @@ def checkpoint(row: Row) -> dict[str, Any]:
 
 
 def finding(row: Row) -> dict[str, Any]:
+    checkpoint = full_path(row["target"], row["path"]) if row["checkpoint_id"] is not None else None
     return {
         "id": row["id"],
         "run": row["run_id"],
         "checkpoint_id": row["checkpoint_id"],
-        "checkpoint": full_path(row["target"], row["path"]) if row["checkpoint_id"] is not None else None,
+        "checkpoint": checkpoint,
         "code": row["code"],
         "severity": row["severity"],
         "effect": row["effect"],
         "subject": row["subject"],
         "message": row["message"],
-        "hint": row["hint"],
+        "hint": meant(row["hint"], row["target"], checkpoint),
         "first_seen": timestamp(row["first_seen"]),
         "gone": timestamp(row["gone_at"]),
     }

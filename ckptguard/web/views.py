@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckptguard.jobs.hints import meant
 from ckptguard.report.plot import Line, Mark, line_chart
 from ckptguard.units import duration, size
 from ckptguard.web import charts
@@ -80,6 +81,7 @@ def run_summary(run: Mapping[str, Any]) -> dict[str, Any]:
         else "",
         "last_save": duration(trend[-1]) if trend else None,
         "progress": _progress(run),
+        "habits": usual_words(run["usual"]),
     }
 
 
@@ -150,6 +152,33 @@ def replay_charts(document: Mapping[str, Any]) -> list[str]:
 def _number(values: Any, name: str) -> float | None:
     value = values.get(name) if isinstance(values, Mapping) else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def by_step(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checkpoints for a table: the newest step first, with the verdicts that hold."""
+    return sorted(
+        (with_shown(row) for row in rows), key=lambda r: (r["step"] is not None, r["step"] or 0), reverse=True
+    )
+
+
+def with_hints(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Findings for a list: the loudest first, their hints ready to be pasted."""
+    order = {"error": 0, "warning": 1, "info": 2}
+    told = [
+        {**one, "hint": meant(one["hint"], one["target"], full_path(one["target"], one["path"]))}
+        for one in items
+    ]
+    return sorted(told, key=lambda one: order[one["severity"]])
+
+
+def usual_words(usual: Mapping[str, Any] | None) -> str:
+    """A run's habits in one line; empty where too little was seen."""
+    if not usual or not usual.get("bytes"):
+        return ""
+    words = size(usual["bytes"])
+    if usual.get("seconds") is not None:
+        words += f" in {duration(usual['seconds'])}"
+    return words + (f", every {duration(usual['interval'])}" if usual.get("interval") else "")
 
 
 def components(row: Mapping[str, Any]) -> list[tuple[str, str]]:
