@@ -62,8 +62,6 @@ class Held:
             if component:
                 found.setdefault(component, []).append(name)
         places = {component: Place(tuple(self._preferred(names))) for component, names in found.items()}
-        if not places:
-            raise Refused(f"{self.root}: no file in it is named like a part of a training state")
         return {c: self._inside(place) for c, place in places.items()}
 
     def _preferred(self, names: list[str]) -> list[str]:

@@ -39,7 +39,6 @@ class Order:
     first: int | None = None
     until: int | None = None
     against: str | None = None
-    against_layout: str = ""
     batches: str | None = None
     scratch: str = ""
     threads: int | None = None

@@ -33,6 +33,11 @@ def run(session: Session, recipe: Any, device: str) -> None:
             recipe.load(parts, session.order.checkpoint)
         except Exception as error:
             raise Refused(f"the recipe's load() raised {type(error).__name__}: {error}") from error
+    elif not session.held.places:
+        raise RecipeError(
+            f"how a checkpoint of the layout {session.order.layout} is loaded into parts is not known",
+            "give the recipe a load(parts, checkpoint), or validate the training command: --command '...'",
+        )
     else:
         load_parts(parts, session.held)
     states = _states(parts)

@@ -68,6 +68,9 @@ class Session:
 
     def check_state(self, parts: Mapping[str, StateOf]) -> None:
         """Compare the restored parts with what the checkpoint holds, both ways."""
+        if not self.held.places:
+            self.not_run("state", f"the layout {self.order.layout} is not taken apart into components")
+            return
         differences, compared, _ = self._compare(self.held, parts)
         held = {name for name in self.held.components() if name in _NAMED}
         for name in sorted(held - {canonical(part) for part in parts}):

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ckptguard.discover import group_runs
 from ckptguard.errors import CkptguardError, FormatError, TargetNotFound, UsageError
+from ckptguard.inspect import Options, open_target, split_leftovers
 from ckptguard.logs import read_log, read_logs
-from ckptguard.model import Directory, Entry, LogRow, Tensor
+from ckptguard.model import Directory, Entry, LogRow, Manifest, Tensor
 from ckptguard.record.batches import batches_key
 from ckptguard.restore.held import Held
 from ckptguard.restore.trials import flat_environment
@@ -85,7 +87,8 @@ def find_target(given: str, log: str | None = None) -> Target:
     run = run_of(path)
     step = step_of(path)
     seal, trouble = _seal(run, path)
-    layout = layout_of(path)
+    manifest, others = _neighbours(path)
+    layout = layout_of(path, manifest)
     rows = _rows(run, log)
     if layout == "lightning" and not any(row.extra.get("event") for row in rows):
         # Its loggers count from 0: the row of the N-th step is called N - 1.
@@ -97,13 +100,13 @@ def find_target(given: str, log: str | None = None) -> Target:
         run=run,
         layout=layout,
         step=seal.step if seal is not None and seal.step is not None else step,
-        siblings=_siblings(path),
+        siblings=_siblings(path, others),
         rows=rows,
         seal=seal,
         seal_trouble=trouble,
         batches=batches if batches.is_file() else None,
         environment=recorded_environment(seal, rows),
-        gaps=("rng",) if layout == "lightning" else (),
+        gaps=manifest.gaps if manifest is not None else (),
     )
 
 
@@ -123,17 +126,16 @@ def run_of(path: Path) -> Path:
     return path.parent
 
 
-def layout_of(path: Path) -> str:
-    """The layout, as far as a restore must tell them apart."""
+def layout_of(path: Path, manifest: Manifest | None = None) -> str:
+    """The layout's name. What a lone file is, its content says."""
     if path.is_file():
-        return "lightning" if path.suffix == ".ckpt" else "torch-file"
-    if (path / "trainer_state.json").is_file() or (path / "training_args.bin").is_file():
-        return "hf-trainer"
-    if any(path.glob("random_states_*.pkl")):
-        return "accelerate"
-    if (path / ".metadata").is_file():
-        return "dcp"
-    return "safetensors" if any(path.glob("*.safetensors")) else "torch-file"
+        try:
+            tree = Held(str(path)).tree(path.name)
+        except CkptguardError:
+            tree = None
+        if isinstance(tree, Mapping) and "pytorch-lightning_version" in tree:
+            return "lightning"
+    return manifest.layout if manifest is not None else "unknown"
 
 
 # --- the step ---------------------------------------------------------------------------------------------
@@ -192,15 +194,36 @@ def _named_step(name: str) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
-def _siblings(path: Path) -> tuple[Sibling, ...]:
-    """Checkpoints whose names differ from this one's in their numbers only."""
-    pattern = re.sub(r"\d+", "#", path.name)
-    if "#" not in pattern:
-        return ()
+def _neighbours(path: Path) -> tuple[Manifest | None, tuple[Manifest, ...]]:
+    """(what the layouts make of the checkpoint, the finished checkpoints of its series), by names alone."""
+    try:
+        opened, root, manifests = open_target(str(path), Options())
+    except CkptguardError:
+        return None, ()
+    own = next((m for m in manifests if m.path == opened.only), None)
+    if own is None:
+        return None, ()
+    run = next((run for run in group_runs(root, manifests) if own in run.checkpoints), None)
+    listed, _ = split_leftovers(run.checkpoints, opened.only) if run is not None else ([], [])
+    base = Path(opened.store.url)
+    same = [
+        m for m in listed if m.series == own.series and m.finished and not m.temporary and m.path != own.path
+    ]
+    return own, tuple(replace(m, path=str((base / m.path).absolute())) for m in same)
+
+
+def _siblings(path: Path, manifests: Sequence[Manifest]) -> tuple[Sibling, ...]:
+    """The other checkpoints of the run whose step is known; by their names' pattern where no layout knows them."""
+    others = [Path(m.path) for m in manifests]
+    if not others:
+        pattern = re.sub(r"\d+", "#", path.name)
+        others = [
+            other
+            for other in sorted(path.parent.iterdir())
+            if "#" in pattern and other.name != path.name and re.sub(r"\d+", "#", other.name) == pattern
+        ]
     found = []
-    for other in sorted(path.parent.iterdir()):
-        if other.name == path.name or re.sub(r"\d+", "#", other.name) != pattern:
-            continue
+    for other in others:
         if other.is_symlink() or other.is_file() != path.is_file():
             continue
         step = step_of(other)

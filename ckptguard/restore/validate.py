@@ -16,7 +16,7 @@ from ckptguard.restore.held import Held, Refused
 from ckptguard.restore.logbook import Precision, continuation, steps_to_replay
 from ckptguard.restore.model import METRICS, Limits, Order, RestoreReport, Trial
 from ckptguard.restore.recorded import SILENT, Recorded
-from ckptguard.restore.target import Sibling, Target, find_target, layout_of, listing, step_of
+from ckptguard.restore.target import Sibling, Target, find_target, listing, step_of
 from ckptguard.restore.trials import Progress, run_trial
 
 CALIBRATIONS = 2
@@ -135,7 +135,6 @@ def _order(request: Request, target: Target, later: Later | None) -> Order:
         first=target.step,
         until=later.step if later else None,
         against=str(later.path) if later else None,
-        against_layout=layout_of(later.path) if later else "",
         batches=str(target.batches) if target.batches else None,
         threads=threads if isinstance(threads, int) else None,
     )
@@ -226,7 +225,7 @@ def _gap(
     order = Order(
         recipe=request.recipe or "",
         checkpoint=str(sibling.path),
-        layout=layout_of(sibling.path),
+        layout=target.layout,
         device=request.device,
         steps=steps_to_replay(rows, sibling.step, steps),
         first=sibling.step,
