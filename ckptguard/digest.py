@@ -27,7 +27,9 @@ class Bits:
     """How a dtype's bits are laid out: width in bytes, and for floating point the bit pattern of infinity."""
 
     width: int
-    kind: str  # f: sign and magnitude, i: two's complement, u: unsigned, b: bool, c: complex, x: nothing known
+    kind: (
+        str  # f: sign and magnitude, i: two's complement, u: unsigned, b: bool, c: complex, x: nothing known
+    )
     infinity: int = 0  # bit pattern of +inf (0: the type has none)
     nans: tuple[int, ...] = ()  # for types without infinity: the patterns, sign removed, that are NaN
 
@@ -102,7 +104,8 @@ def as_floats(raw: np.ndarray, dtype: str) -> np.ndarray:
         wide = np.empty(raw.size, np.uint32)
         np.left_shift(raw, 16, out=wide, dtype=np.uint32, casting="unsafe")
         return wide.view(np.float32)
-    return _float8_table(dtype)[raw]
+    numbers: np.ndarray = _float8_table(dtype)[raw]
+    return numbers
 
 
 _TABLES: dict[str, np.ndarray] = {}
@@ -138,8 +141,11 @@ def _float8_table(dtype: str) -> np.ndarray:
             elif exponent == 0:
                 values.append(sign * math.ldexp(mantissa, 1 - bias - mantissa_bits))
             else:
-                values.append(sign * math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits))
-        table = _TABLES[dtype] = np.array(values, np.float32)
+                values.append(
+                    sign * math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits)
+                )
+        table = np.array(values, np.float32)
+        _TABLES[dtype] = table
     return table
 
 
@@ -247,7 +253,7 @@ def facts_from(digest: str, nbytes: int, dtype: str, values: Values) -> TensorFa
 def _bytes_of(buffer: Buffer | np.ndarray) -> memoryview:
     if isinstance(buffer, np.ndarray):
         buffer = np.ascontiguousarray(buffer).reshape(-1).view(np.uint8)
-    view = memoryview(buffer)
+    view = memoryview(buffer)  # type: ignore[arg-type]
     return view if not view.nbytes else view.cast("B")
 
 

@@ -19,7 +19,17 @@ Progress = Callable[[str, int], None]
 """Called with the file's name and how many of its bytes were just read."""
 
 ACCUSING = frozenset(
-    {"crc-mismatch", "digest-mismatch", "bad-header", "truncated", "out-of-bounds", "size-mismatch", "incomplete-save", "shape-mismatch", "missing-tensor"}
+    {
+        "crc-mismatch",
+        "digest-mismatch",
+        "bad-header",
+        "truncated",
+        "out-of-bounds",
+        "size-mismatch",
+        "incomplete-save",
+        "shape-mismatch",
+        "missing-tensor",
+    }
 )
 
 
@@ -57,23 +67,41 @@ class Reader:
         parsed: dict[str, Parsed | Problem] = {}
         early = [f for f in manifest.files if f.format not in LATE_READERS]
         late = [f for f in manifest.files if f.format in LATE_READERS]
-        for file, result in zip(early, self._pool.map(lambda f: self._parse(self.store, f, {}, wanted.depth), early)):
+        for file, result in zip(
+            early, self._pool.map(lambda f: self._parse(self.store, f, {}, wanted.depth), early)
+        ):
             parsed[file.name] = result
         known = {name: p for name, p in parsed.items() if isinstance(p, Parsed)}
-        for file, result in zip(late, self._pool.map(lambda f: self._parse(self.store, f, known, wanted.depth), late)):
+        for file, result in zip(
+            late, self._pool.map(lambda f: self._parse(self.store, f, known, wanted.depth), late)
+        ):
             parsed[file.name] = result
         if wanted.depth is Evidence.STRUCTURE:
-            return {f.name: self._again(f, self._structure(f, parsed[f.name]), known, wanted) for f in manifest.files}
+            return {
+                f.name: self._again(f, self._structure(f, parsed[f.name]), known, wanted)
+                for f in manifest.files
+            }
         scans = [(f, self._start_scan(self.store, f, parsed[f.name], wanted)) for f in manifest.files]
-        return {f.name: self._again(f, self._content(f, parsed[f.name], plan, parts), known, wanted) for f, (plan, parts) in scans}
+        return {
+            f.name: self._again(f, self._content(f, parsed[f.name], plan, parts), known, wanted)
+            for f, (plan, parts) in scans
+        }
 
     # --- structure ----------------------------------------------------------------------------------
 
-    def _parse(self, store: Store, file: ManifestFile, known: Mapping[str, Parsed], depth: Evidence) -> Parsed | Problem:
+    def _parse(
+        self, store: Store, file: ManifestFile, known: Mapping[str, Parsed], depth: Evidence
+    ) -> Parsed | Problem:
         if file.entry.kind == "other":
-            return Problem("unreadable", "", f"it is no regular file{': ' + file.entry.target if file.entry.target else ''}, so it was not opened")
+            return Problem(
+                "unreadable",
+                "",
+                f"it is no regular file{': ' + file.entry.target if file.entry.target else ''}, so it was not opened",
+            )
         if file.entry.size == 0 and file.format not in ("opaque", "text", "dcp-shard"):
-            return Problem("empty-file", "", "0 bytes: the save was interrupted, or the disk lost power before it wrote")
+            return Problem(
+                "empty-file", "", "0 bytes: the save was interrupted, or the disk lost power before it wrote"
+            )
         key = file.entry.resolved if file.entry.kind == "link" and file.entry.resolved else file.entry.key
         source = Source(store, key, file.entry.size, deep=depth >= Evidence.CONTENT)
         try:
@@ -108,7 +136,9 @@ class Reader:
 
     # --- content ------------------------------------------------------------------------------------
 
-    def _start_scan(self, store: Store, file: ManifestFile, parsed: Parsed | Problem, wanted: Wanted) -> tuple[scan.Plan, list[Future]]:
+    def _start_scan(
+        self, store: Store, file: ManifestFile, parsed: Parsed | Problem, wanted: Wanted
+    ) -> tuple[scan.Plan, list[Future]]:
         if isinstance(parsed, Problem) and parsed.code in ("unreadable", "missing-file"):
             return scan.Plan(0), []
         plan = plan_scan(parsed, file.entry.size, wanted.blocks.get(file.name, 0))
@@ -126,7 +156,9 @@ class Reader:
 
         return plan, [self._pool.submit(segment, begin, end) for begin, end in plan.segments()]
 
-    def _content(self, file: ManifestFile, parsed: Parsed | Problem, plan: scan.Plan, futures: list[Future]) -> FileFacts:
+    def _content(
+        self, file: ManifestFile, parsed: Parsed | Problem, plan: scan.Plan, futures: list[Future]
+    ) -> FileFacts:
         facts = self._structure(file, parsed)
         parts = [f.result() for f in futures]
         faults = [p for p in parts if isinstance(p, Problem)]
@@ -151,7 +183,9 @@ class Reader:
 
     # --- the second look ----------------------------------------------------------------------------
 
-    def _again(self, file: ManifestFile, facts: FileFacts, known: Mapping[str, Parsed], wanted: Wanted) -> FileFacts:
+    def _again(
+        self, file: ManifestFile, facts: FileFacts, known: Mapping[str, Parsed], wanted: Wanted
+    ) -> FileFacts:
         """Read a file again, past the cache, before it is accused; two readings that differ accuse the machine."""
         if not any(p.code in ACCUSING and not p.severity for p in facts.problems):
             return facts
@@ -167,15 +201,23 @@ class Reader:
         second_codes = {(p.code, p.where) for p in second.problems}
         if first_codes == second_codes:
             return second
-        difference = ", ".join(sorted(f"{code} {where}".strip() for code, where in first_codes ^ second_codes))
+        difference = ", ".join(
+            sorted(f"{code} {where}".strip() for code, where in first_codes ^ second_codes)
+        )
         return replace(
             second,
-            problems=(*second.problems, Problem("unstable-read", "", f"two readings of the same bytes differ ({difference})")),
+            problems=(
+                *second.problems,
+                Problem("unstable-read", "", f"two readings of the same bytes differ ({difference})"),
+            ),
         )
 
 
 def _counted(parsed: Parsed, source: Source) -> Parsed:
-    return replace(parsed, details={**parsed.details, "bytes_read": source.bytes_read + parsed.details.get("bytes_read", 0)})
+    return replace(
+        parsed,
+        details={**parsed.details, "bytes_read": source.bytes_read + parsed.details.get("bytes_read", 0)},
+    )
 
 
 def _blocks(plan: scan.Plan, scanned: scan.Scanned) -> dict:
@@ -187,7 +229,11 @@ def _blocks(plan: scan.Plan, scanned: scan.Scanned) -> dict:
 def _crc_problems(plan: scan.Plan, scanned: scan.Scanned) -> Iterator[Problem]:
     for span, crc in zip(plan.spans, scanned.crcs):
         if span.crc is not None and span.crc != crc:
-            yield Problem("crc-mismatch", span.name, f"CRC-32 of the {span.length} bytes of {span.name} is {crc:08x}, {span.crc:08x} was recorded")
+            yield Problem(
+                "crc-mismatch",
+                span.name,
+                f"CRC-32 of the {span.length} bytes of {span.name} is {crc:08x}, {span.crc:08x} was recorded",
+            )
 
 
 # --- which bytes are whose ----------------------------------------------------------------------------
@@ -198,14 +244,21 @@ def plan_scan(parsed: Parsed | Problem, size: int, block_size: int) -> scan.Plan
     if isinstance(parsed, Problem):
         return scan.Plan(size, block_size=block_size)
     extents: list[scan.Extent] = []
-    for tensor in sorted((t for t in parsed.tensors if t.start is not None and t.nbytes), key=lambda t: (t.start or 0, -t.nbytes)):
+    for tensor in sorted(
+        (t for t in parsed.tensors if t.start is not None and t.nbytes),
+        key=lambda t: (t.start or 0, -t.nbytes),
+    ):
         start, dtype = tensor.start or 0, tensor.dtype if "big-endian" not in tensor.location else "opaque"
         if extents and start < extents[-1].end:
             if start + tensor.nbytes > extents[-1].end:
                 last = extents[-1]
                 extents[-1] = scan.Extent(last.start, start + tensor.nbytes - last.start, last.dtype)
             continue
-        extents.append(scan.Extent(start, tensor.nbytes, dtype, keep=tensor.value is None and tensor.nbytes <= scan.SMALL_VALUES))
+        extents.append(
+            scan.Extent(
+                start, tensor.nbytes, dtype, keep=tensor.value is None and tensor.nbytes <= scan.SMALL_VALUES
+            )
+        )
     spans = tuple(sorted((s for s in parsed.spans if s.length), key=lambda s: s.start))
     return scan.Plan(size, tuple(extents), spans, tuple(sorted(parsed.gaps)), block_size)
 
@@ -221,7 +274,12 @@ def place_facts(parsed: Parsed, plan: scan.Plan, scanned: scan.Scanned) -> None:
         if i is None:
             i = starts[_before(ordered, tensor.start)]
         tensor.facts = scanned.tensors[i]
-        if i in scanned.kept and tensor.value is None and plan.extents[i].nbytes == tensor.nbytes and itemsize(tensor.dtype):
+        if (
+            i in scanned.kept
+            and tensor.value is None
+            and plan.extents[i].nbytes == tensor.nbytes
+            and itemsize(tensor.dtype)
+        ):
             _set_value(tensor, scanned.kept[i])
 
 

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from ckptguard.codes import finding
 from ckptguard.curves.health import health_at
 from ckptguard.discover import Run, find_checkpoints, group_runs
-from ckptguard.errors import CkptguardError, FormatError, KeyNotFound, NothingRecognised, StoreError, TargetNotFound
+from ckptguard.errors import (
+    CkptguardError,
+    FormatError,
+    KeyNotFound,
+    NothingRecognised,
+    StoreError,
+    TargetNotFound,
+)
 from ckptguard.facts import Progress, Reader, Wanted
 from ckptguard.judge import judge, newest_first, newest_safe, resume_from
 from ckptguard.layouts._base import build_directory
@@ -107,7 +114,11 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
         if name:
             above = open_store(parent or ".", max_rate=options.max_rate)
             directory = build_directory(above.list())
-            return Opened(above, _prefix(parent or ".", parent), name), directory, find_checkpoints(directory, layouts())
+            return (
+                Opened(above, _prefix(parent or ".", parent), name),
+                directory,
+                find_checkpoints(directory, layouts()),
+            )
     return Opened(store, prefix), directory, manifests
 
 
@@ -152,7 +163,11 @@ class Look:
         if self._log is None:
             from ckptguard.logs import read_logs
 
-            self._log = tuple(read_logs(self.opened.store, self.run.root)) if self.options.depth > Evidence.LISTING else ()
+            self._log = (
+                tuple(read_logs(self.opened.store, self.run.root))
+                if self.options.depth > Evidence.LISTING
+                else ()
+            )
         return self._log
 
     def read(self, manifest: Manifest, depth: Evidence) -> CheckpointFacts | None:
@@ -180,7 +195,9 @@ class Look:
         blocks = {}
         if seal is not None and seal.block_size and SEGMENT % seal.block_size == 0:
             entries = {f.name: f.entry for f in manifest.files}
-            blocks = {n: seal.block_size for n, s in seal.files.items() if n in entries and s.fits(entries[n])}
+            blocks = {
+                n: seal.block_size for n, s in seal.files.items() if n in entries and s.fits(entries[n])
+            }
         files = self.reader.read(manifest, Wanted(depth, blocks))
         if manifest.files and all(any(p.code == "missing-file" for p in f.problems) for f in files.values()):
             return None
@@ -231,7 +248,13 @@ class Look:
 
     def verdict(self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Verdict:
         subject = Subject(
-            facts, tuple(siblings), self.log, self.now, self.options.grace, self.opened.store, self.options.plan
+            facts,
+            tuple(siblings),
+            self.log,
+            self.now,
+            self.options.grace,
+            self.opened.store,
+            self.options.plan,
         )
         findings, coverage = run_checkpoint_checks(subject)
         return judge(
@@ -254,7 +277,16 @@ class Look:
 
     def report(self, target: str, pairs: Sequence[tuple[CheckpointFacts | None, Verdict]]) -> RunReport:
         """The run's report from the verdicts on its checkpoints."""
-        order = sorted(pairs, key=lambda p: (p[1].step is not None, p[1].step or 0, p[1].attempt or 0, p[1].modified, p[1].path))
+        order = sorted(
+            pairs,
+            key=lambda p: (
+                p[1].step is not None,
+                p[1].step or 0,
+                p[1].attempt or 0,
+                p[1].modified,
+                p[1].path,
+            ),
+        )
         looked = [(f, v) for f, v in order if f is not None]
         pointers = find_pointers(self.opened.store, self.run.root, self.manifests)
         keyed = {f.path: v for f, v in looked}
@@ -269,7 +301,10 @@ class Look:
             self.options.grace,
         )
         findings = [silence(f, self.options.silenced) for f in run_run_checks(subject)]
-        findings += [finding("debris", self.opened.shown(p), f"{p} was there when the look began and is gone now") for p in self.gone]
+        findings += [
+            finding("debris", self.opened.shown(p), f"{p} was there when the look began and is gone now")
+            for p in self.gone
+        ]
         if self.opened.only is not None:
             order = [(f, v) for f, v in order if v.path == self.opened.shown(self.opened.only)]
         verdicts = [v for _, v in order]
@@ -295,23 +330,43 @@ def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
     opened = all(f.tree is not None for f in facts.files.values())
     if opened:
         holds = bool(facts.state.model or facts.state.ema or facts.state.optimizers)
-        return holds or bool(manifest.certain and manifest.attributes.get("speaks") and not facts.state.attributes.get("no_training_state"))
+        return holds or bool(
+            manifest.certain
+            and manifest.attributes.get("speaks")
+            and not facts.state.attributes.get("no_training_state")
+        )
     return manifest.certain
 
 
-def split_leftovers(manifests: Iterable[Manifest], only: str | None = None) -> tuple[list[Manifest], list[Manifest]]:
+def split_leftovers(
+    manifests: Iterable[Manifest], only: str | None = None
+) -> tuple[list[Manifest], list[Manifest]]:
     """(checkpoints to list, left-overs): temporary and unfinished ones that a complete one has overtaken."""
     every = list(manifests)
     complete = [m for m in every if m.finished and not m.temporary]
     newest = max((m.step for m in complete if m.step is not None), default=None)
     latest = max((m.modified for m in complete), default=None)
-    listed, leftovers = [], []
+    listed: list[Manifest] = []
+    leftovers: list[Manifest] = []
     for manifest in every:
         overtaken = False
         if manifest.temporary:
-            overtaken = manifest.step <= newest if manifest.step is not None and newest is not None else latest is not None and manifest.modified < latest
-        elif not manifest.attributes.get("one_file") and manifest.step is not None and newest is not None and manifest.step < newest:
-            weights = (*manifest.by_role(Role.MODEL), *manifest.by_role(Role.BUNDLE), *manifest.by_role(Role.SHARD))
+            overtaken = (
+                manifest.step <= newest
+                if manifest.step is not None and newest is not None
+                else latest is not None and manifest.modified < latest
+            )
+        elif (
+            not manifest.attributes.get("one_file")
+            and manifest.step is not None
+            and newest is not None
+            and manifest.step < newest
+        ):
+            weights = (
+                *manifest.by_role(Role.MODEL),
+                *manifest.by_role(Role.BUNDLE),
+                *manifest.by_role(Role.SHARD),
+            )
             overtaken = not manifest.finished or not weights
         (leftovers if overtaken and manifest.path != only else listed).append(manifest)
     return listed, leftovers
@@ -330,19 +385,37 @@ def run_checkpoint_checks(subject: Subject) -> tuple[list[Finding], Coverage]:
             found += check.run(subject)
             ran += 1
         except CkptguardError as e:
-            found.append(finding("unreadable", facts.path, f"the check {check.name} could not read what it needs: {e}"))
+            found.append(
+                finding("unreadable", facts.path, f"the check {check.name} could not read what it needs: {e}")
+            )
             not_run.append(NotRun(check.name, str(e)))
         except Exception as e:  # noqa: BLE001 - one check's fault must not hide the others' findings
-            found.append(finding("check-failed", facts.path, f"the check {check.name} failed with {type(e).__name__}: {e}"))
+            found.append(
+                finding(
+                    "check-failed", facts.path, f"the check {check.name} failed with {type(e).__name__}: {e}"
+                )
+            )
             not_run.append(NotRun(check.name, f"{type(e).__name__}: {e}"))
     broken = facts.state.attributes.get("broken_layout")
     if broken:
-        found.append(finding("check-failed", facts.path, f"the layout {facts.manifest.layout} failed on this checkpoint: {broken}"))
+        found.append(
+            finding(
+                "check-failed",
+                facts.path,
+                f"the layout {facts.manifest.layout} failed on this checkpoint: {broken}",
+            )
+        )
     return collapse(found), coverage_of(facts, ran, not_run)
 
 
 def coverage_of(facts: CheckpointFacts, ran: int, not_run: Sequence[NotRun]) -> Coverage:
-    kinds = sorted({f.kind for f in facts.files.values() if f.tensors and f.bytes_read and f.bytes_proven == 0 and f.checksummed == 0})
+    kinds = sorted(
+        {
+            f.kind
+            for f in facts.files.values()
+            if f.tensors and f.bytes_read and f.bytes_proven == 0 and f.checksummed == 0
+        }
+    )
     unprovable = ""
     if facts.evidence >= Evidence.CONTENT and kinds:
         unprovable = f"{', '.join(kinds)} payload: no checksum{'' if facts.seal else ', no seal'}"
@@ -366,7 +439,9 @@ def collapse(findings: Iterable[Finding]) -> list[Finding]:
         kept += worst[: SHOWN_PER_FILE - 1] if len(worst) > SHOWN_PER_FILE else worst
         if len(worst) > SHOWN_PER_FILE:
             rest = worst[SHOWN_PER_FILE - 1]
-            kept.append(replace(rest, message=f"{rest.message} (and {len(worst) - SHOWN_PER_FILE} more like it)"))
+            kept.append(
+                replace(rest, message=f"{rest.message} (and {len(worst) - SHOWN_PER_FILE} more like it)")
+            )
     return kept
 
 
@@ -383,7 +458,14 @@ def run_run_checks(subject: RunSubject) -> list[Finding]:
         try:
             found += check.run(subject)
         except Exception as e:  # noqa: BLE001
-            found.append(finding("check-failed", subject.root.path or ".", f"the check {check.name} failed with {type(e).__name__}: {e}", effect=Effect.NONE))
+            found.append(
+                finding(
+                    "check-failed",
+                    subject.root.path or ".",
+                    f"the check {check.name} failed with {type(e).__name__}: {e}",
+                    effect=Effect.NONE,
+                )
+            )
     return found
 
 
@@ -418,7 +500,11 @@ def latest_of(opened: Opened, pointers: Sequence[Pointer], verdicts: Sequence[Ve
     """What the framework itself would pick: what its pointer names, else the highest step, complete or not."""
     shown = {v.path for v in verdicts}
     for pointer in pointers:
-        if pointer.kind != "best" and pointer.resolved is not None and opened.shown(pointer.resolved) in shown:
+        if (
+            pointer.kind != "best"
+            and pointer.resolved is not None
+            and opened.shown(pointer.resolved) in shown
+        ):
             return opened.shown(pointer.resolved)
     ordered = newest_first(verdicts)
     return ordered[0].path if ordered else None
@@ -427,7 +513,9 @@ def latest_of(opened: Opened, pointers: Sequence[Pointer], verdicts: Sequence[Ve
 # --- the commands' work -------------------------------------------------------------------------------
 
 
-def audit(target: str, options: Options | None = None, progress: Progress | None = None) -> tuple[RunReport, ...]:
+def audit(
+    target: str, options: Options | None = None, progress: Progress | None = None
+) -> tuple[RunReport, ...]:
     """Find and judge every checkpoint under a target; one report a run.
 
     Raises TargetNotFound, NothingRecognised, UsageError, StoreError.
@@ -462,7 +550,9 @@ def preflight(target: str, options: Options | None = None, progress: Progress | 
     runs = group_runs(directory, manifests)
     if not runs:
         if has_history(opened.store):
-            return Decision("stop", None, None, ("no checkpoint is left here, but the run is known to have had some",))
+            return Decision(
+                "stop", None, None, ("no checkpoint is left here, but the run is known to have had some",)
+            )
         return Decision("fresh", None, None, ("no checkpoint was ever seen here",))
     with Reader(opened.store, options.jobs, progress) as reader:
         looks = [Look(opened, run, options, reader) for run in runs]
@@ -496,7 +586,9 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         if not look.manifests and not look.leftovers and not has_history(look.opened.store):
             return Decision("fresh", None, report, ("no checkpoint was ever seen here",))
         return Decision("stop", None, replace(report, resume_from=None), tuple(passed_over(report)))
-    return Decision("resume", chosen.path, replace(report, resume_from=chosen.path), tuple(passed_over(report)))
+    return Decision(
+        "resume", chosen.path, replace(report, resume_from=chosen.path), tuple(passed_over(report))
+    )
 
 
 def passed_over(report: RunReport) -> list[str]:

@@ -37,7 +37,9 @@ def is_writing(facts: CheckpointFacts, findings: Sequence[Finding], now: float, 
     if now - facts.manifest.modified >= grace:
         return False
     unfinished = not facts.manifest.finished or any(f.effect is Effect.UNSAFE for f in findings)
-    return unfinished and not any(f.code in ("unsafe-pickle", "crc-mismatch", "digest-mismatch", "nonfinite-weights") for f in findings)
+    return unfinished and not any(
+        f.code in ("unsafe-pickle", "crc-mismatch", "digest-mismatch", "nonfinite-weights") for f in findings
+    )
 
 
 def judge(
@@ -82,7 +84,9 @@ def judge(
 
 def newest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """By step, then attempt, then time; a checkpoint without a known step comes last."""
-    return sorted(verdicts, key=lambda v: (v.step is not None, v.step or 0, v.attempt or 0, v.modified), reverse=True)
+    return sorted(
+        verdicts, key=lambda v: (v.step is not None, v.step or 0, v.attempt or 0, v.modified), reverse=True
+    )
 
 
 def newest_safe(verdicts: Iterable[Verdict]) -> Verdict | None:
@@ -95,9 +99,3 @@ def resume_from(verdicts: Sequence[Verdict], *, allow_lossy: bool = False) -> Ve
         return newest_safe(verdicts)
     return next((v for v in newest_first(verdicts) if v.as_complete_as_the_run_allows), None)
 
-
-def must_look_further(seen: Sequence[Verdict], *, allow_lossy: bool) -> bool:
-    """Whether older checkpoints can still change what to resume from, looking newest first."""
-    if resume_from(seen, allow_lossy=allow_lossy) is not None:
-        return False
-    return True

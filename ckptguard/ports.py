@@ -42,8 +42,13 @@ class Traits:
 class Store(Protocol):
     """Where checkpoints lie: keys below one root, read-only. All methods may be called from several threads."""
 
-    traits: Traits
-    url: str
+    @property
+    def traits(self) -> Traits:
+        """What this store can do."""
+
+    @property
+    def url(self) -> str:
+        """How people name it; no secrets in it."""
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """Every entry whose key lies below `prefix` (a folder). Raises StoreError; never follows links to folders outside."""

@@ -32,7 +32,12 @@ class Move:
 
 
 def plan_moves(
-    manifests: Sequence[Manifest], verdicts: dict[str, Verdict], pointers: Sequence[Pointer], good: str | None, now: float, run: str = ""
+    manifests: Sequence[Manifest],
+    verdicts: dict[str, Verdict],
+    pointers: Sequence[Pointer],
+    good: str | None,
+    now: float,
+    run: str = "",
 ) -> list[Move]:
     """What to move: unsafe checkpoints that did not change lately. Pure.
 
@@ -53,7 +58,9 @@ def plan_moves(
         tops = _tops(manifest)
         files = tuple((top, str(FOLDER / f"{stamp}-{_flat(manifest.path)}" / top)) for top in tops)
         texts = tuple(
-            (_inside(p.entry.key, run), p.names, _renamed(p, manifest.path, good)) for p in pointers if p.resolved == manifest.path and p.kind in ("text", "best")
+            (_inside(p.entry.key, run), p.names, _renamed(p, manifest.path, good))
+            for p in pointers
+            if p.resolved == manifest.path and p.kind in ("text", "best")
         )
         why = "; ".join(f"{f.code}: {f.message}" for f in verdict.findings if f.effect is Effect.UNSAFE)[:500]
         moves.append(Move(manifest.path, tuple((_inside(a, run), b) for a, b in files), texts, why))
@@ -97,7 +104,14 @@ def carry_out(run: Path, moves: Sequence[Move]) -> list[str]:
     for move in moves:
         target = run / Path(move.files[0][1]).parents[len(Path(move.files[0][0]).parts) - 1]
         target.mkdir(parents=True, exist_ok=True)
-        record = {"schema": 1, "checkpoint": move.checkpoint, "files": move.files, "pointers": move.pointers, "why": move.why, "moved": time.time()}
+        record = {
+            "schema": 1,
+            "checkpoint": move.checkpoint,
+            "files": move.files,
+            "pointers": move.pointers,
+            "why": move.why,
+            "moved": time.time(),
+        }
         write_atomically(target / RECORD, json.dumps(record, indent=1).encode())
         # The pointer first: between the two steps it names a good checkpoint rather than a missing one.
         for name, _, text in move.pointers:
@@ -118,9 +132,16 @@ def bring_back(run: Path) -> list[str]:
     done = []
     for record_file in sorted((run / FOLDER).glob(f"*/{RECORD}")):
         record = json.loads(record_file.read_text(encoding="utf-8"))
-        taken = [source for source, destination in record["files"] if (run / source).exists() and (run / destination).exists()]
+        taken = [
+            source
+            for source, destination in record["files"]
+            if (run / source).exists() and (run / destination).exists()
+        ]
         if taken:
-            raise Refused(f"{taken[0]} exists again: the quarantined one would overwrite it", "move one of the two away first")
+            raise Refused(
+                f"{taken[0]} exists again: the quarantined one would overwrite it",
+                "move one of the two away first",
+            )
         for source, destination in record["files"]:
             if (run / destination).exists():
                 (run / source).parent.mkdir(parents=True, exist_ok=True)

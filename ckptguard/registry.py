@@ -26,7 +26,12 @@ def _found(package: str, attribute: str, group: str) -> list[Any]:
 @cache
 def layouts() -> tuple[Layout, ...]:
     """All layouts, in the order in which they are asked."""
-    return tuple(sorted(cast("list[Layout]", _found("ckptguard.layouts", "LAYOUT", "ckptguard.layouts")), key=lambda layout: layout.order))
+    return tuple(
+        sorted(
+            cast("list[Layout]", _found("ckptguard.layouts", "LAYOUT", "ckptguard.layouts")),
+            key=lambda layout: layout.order,
+        )
+    )
 
 
 @cache

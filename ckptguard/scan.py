@@ -89,7 +89,9 @@ class Part:
     begin: int
     end: int
     crcs: list[tuple[int, int, int]] = field(default_factory=list)  # span, CRC, length
-    pieces: list[tuple[int, int, bytes, Values]] = field(default_factory=list)  # extent, piece, digest, values
+    pieces: list[tuple[int, int, bytes, Values]] = field(
+        default_factory=list
+    )  # extent, piece, digest, values
     seams: list[tuple[int, int, int, bytes]] = field(default_factory=list)  # extent, piece, offset, bytes
     gaps: list[tuple[int, int, bytes]] = field(default_factory=list)  # gap, offset, bytes
     kept: dict[int, bytes] = field(default_factory=dict)
@@ -140,7 +142,9 @@ def scan_segment(read_into: ReadInto, plan: Plan, begin: int, end: int) -> Part:
     return part
 
 
-def _blocks(part: Part, hasher: xxhash.xxh3_128, plan: Plan, view: memoryview, at: int, stop: int, end: int) -> xxhash.xxh3_128:
+def _blocks(
+    part: Part, hasher: xxhash.xxh3_128, plan: Plan, view: memoryview, at: int, stop: int, end: int
+) -> xxhash.xxh3_128:
     done = at
     while done < stop:
         edge = min(stop, (done // plan.block_size + 1) * plan.block_size)
@@ -152,7 +156,9 @@ def _blocks(part: Part, hasher: xxhash.xxh3_128, plan: Plan, view: memoryview, a
     return hasher
 
 
-def _overlapping(items: Sequence[Extent] | Sequence[Span], starts: Callable, length: Callable, at: int, stop: int) -> Iterator[int]:
+def _overlapping(
+    items: Sequence[Extent] | Sequence[Span], starts: Callable, length: Callable, at: int, stop: int
+) -> Iterator[int]:
     """Indexes of the items that share bytes with [at, stop): the items are sorted and do not overlap."""
     i = max(0, bisect_right(items, at, key=starts) - 1)
     while i < len(items) and starts(items[i]) < stop:
@@ -231,8 +237,12 @@ def join(plan: Plan, parts: Iterable[Part]) -> Scanned:
         facts_from(join_pieces(digests[i][n] for n in sorted(digests[i])), e.nbytes, e.dtype, values[i])
         for i, e in enumerate(plan.extents)
     )
-    found_gaps = {plan.gaps[i][0]: b"".join(r for _, r in sorted(p, key=lambda p: p[0])) for i, p in gaps.items()}
-    return Scanned(tuple(crcs.get(i, 0) for i in range(len(plan.spans))), tensors, found_gaps, kept, tuple(blocks))
+    found_gaps = {
+        plan.gaps[i][0]: b"".join(r for _, r in sorted(p, key=lambda p: p[0])) for i, p in gaps.items()
+    }
+    return Scanned(
+        tuple(crcs.get(i, 0) for i in range(len(plan.spans))), tensors, found_gaps, kept, tuple(blocks)
+    )
 
 
 def scan(read_into: ReadInto, plan: Plan) -> Scanned:

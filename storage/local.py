@@ -77,7 +77,7 @@ class LocalStore:
             yield Entry(key, info.st_size, info.st_mtime, kind=kind)
 
     def _link(self, item: os.DirEntry[str], key: str, seen: frozenset[tuple[int, int]]) -> Iterator[Entry]:
-        target = os.readlink(item.path)
+        target = str(Path(item.path).readlink())
         resolved: str | None = None
         size, modified = 0, item.stat(follow_symlinks=False).st_mtime
         try:

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ckptguard.codes import CODES, finding
-from ckptguard.model import CheckpointFacts, Effect, FileFacts, Finding, OptimizerState, Problem, Role, Severity, Tensor
+from ckptguard.model import (
+    CheckpointFacts,
+    Effect,
+    FileFacts,
+    Finding,
+    OptimizerState,
+    Problem,
+    Role,
+    Severity,
+    Tensor,
+)
 from ckptguard.ports import Subject
 
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.weight$")
@@ -23,7 +33,9 @@ def from_problem(facts: CheckpointFacts, file: str, problem: Problem) -> Finding
     if soft and severity is None and CODES[problem.code].effect is Effect.UNSAFE:
         severity, effect = Severity.WARNING, Effect.LOSSY
     subject = f"{file}:{problem.where}" if problem.where else file
-    return finding(problem.code, subject, f"{file}: {problem.message}", problem.hint, severity=severity, effect=effect)
+    return finding(
+        problem.code, subject, f"{file}: {problem.message}", problem.hint, severity=severity, effect=effect
+    )
 
 
 def problems(facts: CheckpointFacts, codes: Iterable[str]) -> Iterator[tuple[FileFacts, Problem]]:
@@ -40,7 +52,9 @@ def comparable(subject: Subject) -> list[CheckpointFacts]:
     return [
         s
         for s in subject.others
-        if s.manifest.layout == mine.manifest.layout and s.manifest.series == mine.manifest.series and not s.manifest.temporary
+        if s.manifest.layout == mine.manifest.layout
+        and s.manifest.series == mine.manifest.series
+        and not s.manifest.temporary
     ]
 
 
@@ -101,7 +115,9 @@ def shared_ratio(ratio: float, others: Sequence[float | None]) -> bool:
 def tensor_of_record(file: FileFacts, record: str) -> str:
     """The tensor that lies in a record of a torch archive, for people who do not think in records."""
     tail = "/".join(record.split("/")[-2:])
-    return next((t.name for t in file.tensors if t.storage and (t.storage == tail or t.storage == record)), "")
+    return next(
+        (t.name for t in file.tensors if t.storage and (t.storage == tail or t.storage == record)), ""
+    )
 
 
 def own_step(facts: CheckpointFacts) -> int | None:

@@ -26,9 +26,15 @@ class Completeness:
     def run(self, subject: Subject) -> Iterator[Finding]:
         manifest = subject.facts.manifest
         if manifest.temporary:
-            yield finding("incomplete-save", manifest.path, f"{manifest.path}: the name is that of a save that never finished")
+            yield finding(
+                "incomplete-save",
+                manifest.path,
+                f"{manifest.path}: the name is that of a save that never finished",
+            )
         for absence in manifest.absences:
-            soft = absence.code == "missing-rank" and absence.subject.rpartition("/")[2].startswith(LOSSY_RANKS)
+            soft = absence.code == "missing-rank" and absence.subject.rpartition("/")[2].startswith(
+                LOSSY_RANKS
+            )
             yield finding(
                 absence.code,
                 absence.subject,

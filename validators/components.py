@@ -32,13 +32,25 @@ class Components:
 
     name = "components"
     needs = Evidence.STRUCTURE
-    codes = ("missing-model", "missing-optimizer", "missing-scheduler", "missing-rng", "missing-scaler", "missing-dataloader", "missing-config")
+    codes = (
+        "missing-model",
+        "missing-optimizer",
+        "missing-scheduler",
+        "missing-rng",
+        "missing-scaler",
+        "missing-dataloader",
+        "missing-config",
+    )
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         facts = subject.facts
         siblings = comparable(subject)
         for name, role in ROLES.items():
-            if _has(facts, name) or is_broken(facts, [role]) or facts.manifest.by_role(role) and name != "model":
+            if (
+                _has(facts, name)
+                or is_broken(facts, [role])
+                or (facts.manifest.by_role(role) and name != "model")
+            ):
                 continue
             if name == "model":
                 if "model" in facts.manifest.carries:
@@ -51,7 +63,9 @@ class Components:
                 f"missing-{name}",
                 facts.path,
                 f"{facts.path} has no {_WORDS[name]}{_why(configured)}",
-                "" if not configured else "nothing, if the run is meant to save so; training will not continue exactly",
+                ""
+                if not configured
+                else "nothing, if the run is meant to save so; training will not continue exactly",
                 severity=Severity.INFO if configured else None,
             )
 
@@ -59,7 +73,11 @@ class Components:
     def _expected(facts: CheckpointFacts, siblings: list[CheckpointFacts], name: str) -> bool:
         if name in facts.manifest.gaps:
             return False
-        if facts.state.components.get(name) is None and name in facts.state.components and name in facts.manifest.carries:
+        if (
+            facts.state.components.get(name) is None
+            and name in facts.state.components
+            and name in facts.manifest.carries
+        ):
             return False  # the layout says that it does not apply to this checkpoint
         if name in facts.manifest.carries or any(_has(s, name) for s in siblings):
             return True
@@ -73,7 +91,11 @@ class Components:
     @staticmethod
     def _configured(facts: CheckpointFacts, siblings: list[CheckpointFacts], name: str) -> bool:
         manifest, attributes = facts.manifest, facts.state.attributes
-        if name in manifest.documented_absent or attributes.get("model_only") or manifest.attributes.get("weights_only"):
+        if (
+            name in manifest.documented_absent
+            or attributes.get("model_only")
+            or manifest.attributes.get("weights_only")
+        ):
             return True
         if any(_has(s, name) for s in siblings):
             return False

@@ -14,7 +14,17 @@ HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.weight$")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 INDIFFERENT = frozenset(
-    {"transformers_version", "_name_or_path", "use_cache", "torch_dtype", "dtype", "_attn_implementation", "attn_implementation", "architectures", "auto_map"}
+    {
+        "transformers_version",
+        "_name_or_path",
+        "use_cache",
+        "torch_dtype",
+        "dtype",
+        "_attn_implementation",
+        "attn_implementation",
+        "architectures",
+        "auto_map",
+    }
 )
 
 
@@ -44,24 +54,46 @@ class Config:
 
     @staticmethod
     def _weights(where: str, config: Mapping[str, Any], model: Mapping[str, Tensor]) -> Iterator[Finding]:
-        if not model or config.get("is_encoder_decoder") or "text_config" in config or "vision_config" in config:
+        if (
+            not model
+            or config.get("is_encoder_decoder")
+            or "text_config" in config
+            or "vision_config" in config
+        ):
             return
         layers = {int(m.group(1)) for n in model if (m := LAYER.search(n))}
         said = _first(config, LAYERS)
         if said is not None and layers and len(layers) != said:
             code = "missing-tensor" if len(layers) < said else "config-mismatch"
-            yield finding("config-mismatch", where, f"the config says {said} layers, the weights have {len(layers)}")
+            yield finding(
+                "config-mismatch", where, f"the config says {said} layers, the weights have {len(layers)}"
+            )
             if code == "missing-tensor" and layers != set(range(len(layers))):
                 lost = sorted(set(range(said)) - layers)
                 yield finding("missing-tensor", where, f"the layers {lost[:10]} are not in the weights")
-        embedding = next((t for n, t in model.items() if EMBEDDING.search(n) and len(t.shape) == 2 and t.numel), None)
+        embedding = next(
+            (t for n, t in model.items() if EMBEDDING.search(n) and len(t.shape) == 2 and t.numel), None
+        )
         hidden, vocabulary = _first(config, HIDDEN), config.get("vocab_size")
         if embedding is not None:
             rows, width = embedding.shape
             if isinstance(vocabulary, int) and rows < vocabulary:
-                yield finding("config-mismatch", where, f"the config says a vocabulary of {vocabulary}, the embedding has {rows} rows")
-            if hidden is not None and width != hidden and "embedding_size" not in config and "word_embed_proj_dim" not in config:
-                yield finding("config-mismatch", where, f"the config says a hidden size of {hidden}, the embedding has {width} columns")
+                yield finding(
+                    "config-mismatch",
+                    where,
+                    f"the config says a vocabulary of {vocabulary}, the embedding has {rows} rows",
+                )
+            if (
+                hidden is not None
+                and width != hidden
+                and "embedding_size" not in config
+                and "word_embed_proj_dim" not in config
+            ):
+                yield finding(
+                    "config-mismatch",
+                    where,
+                    f"the config says a hidden size of {hidden}, the embedding has {width} columns",
+                )
         yield from _tied(where, config, model, embedding)
 
     @staticmethod
@@ -72,7 +104,9 @@ class Config:
         theirs = before.state.config
         changed = [k for k in sorted({*config, *theirs} - INDIFFERENT) if config.get(k) != theirs.get(k)]
         if changed:
-            words = ", ".join(f"{k}: {_short(theirs.get(k))} became {_short(config.get(k))}" for k in changed[:4])
+            words = ", ".join(
+                f"{k}: {_short(theirs.get(k))} became {_short(config.get(k))}" for k in changed[:4]
+            )
             yield finding(
                 "config-mismatch",
                 subject.facts.state.config_subject,
@@ -82,7 +116,9 @@ class Config:
             )
 
 
-def _tied(where: str, config: Mapping[str, Any], model: Mapping[str, Tensor], embedding: Tensor | None) -> Iterator[Finding]:
+def _tied(
+    where: str, config: Mapping[str, Any], model: Mapping[str, Tensor], embedding: Tensor | None
+) -> Iterator[Finding]:
     tied = config.get("tie_word_embeddings")
     head = next((n for n in model if HEAD.search(n)), None)
     named_embedding = any(EMBEDDING.search(n) for n in model)
@@ -90,7 +126,9 @@ def _tied(where: str, config: Mapping[str, Any], model: Mapping[str, Tensor], em
     if not causal:
         return
     if tied is True and not named_embedding and head is None:
-        yield finding("missing-tensor", where, "embedding and output head are tied, and neither is in the weights")
+        yield finding(
+            "missing-tensor", where, "embedding and output head are tied, and neither is in the weights"
+        )
     elif tied is True and not named_embedding and any(LAYER.search(n) for n in model):
         yield finding(
             "missing-tensor",
@@ -100,7 +138,11 @@ def _tied(where: str, config: Mapping[str, Any], model: Mapping[str, Tensor], em
             effect=Effect.LOSSY,
         )
     elif tied is False and named_embedding and head is None and embedding is not None:
-        yield finding("missing-tensor", where, "the output head is not tied to the embedding, and it is not in the weights")
+        yield finding(
+            "missing-tensor",
+            where,
+            "the output head is not tied to the embedding, and it is not in the weights",
+        )
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

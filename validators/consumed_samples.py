@@ -6,8 +6,7 @@ from ckptguard.codes import finding
 from ckptguard.layouts._ranks import SAMPLES, Samples
 from ckptguard.model import CheckpointFacts, Evidence, Finding
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable
-from ckptguard.validators.steps import stated_step
+from ckptguard.validators._base import comparable, stated_step
 
 
 class ConsumedSamples:

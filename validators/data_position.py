@@ -46,7 +46,9 @@ class DataPosition:
                 break
 
     @staticmethod
-    def _expected(subject: Subject, loader: LoaderState, step: int, epoch: int | None) -> dict[str, tuple[int, int]]:
+    def _expected(
+        subject: Subject, loader: LoaderState, step: int, epoch: int | None
+    ) -> dict[str, tuple[int, int]]:
         """(found, expected) of each position, where another checkpoint of the same epoch gives the pace."""
         mine = positions(loader.values)
         result = {}
@@ -66,7 +68,9 @@ class DataPosition:
         return result
 
 
-def _pace(subject: Subject, name: str, rank: int | None, epoch: int, step: int, position: int | None) -> float | None:
+def _pace(
+    subject: Subject, name: str, rank: int | None, epoch: int, step: int, position: int | None
+) -> float | None:
     """Batches or samples a step: from two earlier checkpoints of the epoch, or from its beginning in epoch 0."""
     if position is None:
         return None

@@ -29,9 +29,15 @@ class Duplicates:
         for (_, _, step), members in by_step.items():
             first = members[0]
             for other in members[1:]:
-                if other.manifest.step is None or first.manifest.step is None or other.manifest.step == first.manifest.step:
+                if (
+                    other.manifest.step is None
+                    or first.manifest.step is None
+                    or other.manifest.step == first.manifest.step
+                ):
                     continue
-                yield finding("duplicate-checkpoint", other.path, f"{first.path} and {other.path} both say step {step}")
+                yield finding(
+                    "duplicate-checkpoint", other.path, f"{first.path} and {other.path} both say step {step}"
+                )
 
 
 RUN_CHECK = Duplicates()

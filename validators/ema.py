@@ -28,8 +28,16 @@ class Ema:
         facts = subject.facts
         siblings = comparable(subject)
         if not facts.state.ema:
-            if any(s.state.ema for s in siblings) and not is_broken(facts, []) and not facts.state.attributes.get("only_averaged"):
-                yield finding("ema-mismatch", facts.path, f"{facts.path} has no averaged weights, other checkpoints of the run have them")
+            if (
+                any(s.state.ema for s in siblings)
+                and not is_broken(facts, [])
+                and not facts.state.attributes.get("only_averaged")
+            ):
+                yield finding(
+                    "ema-mismatch",
+                    facts.path,
+                    f"{facts.path} has no averaged weights, other checkpoints of the run have them",
+                )
             return
         model = {strip_wrappers(n): t for n, t in facts.state.model.items()}
         ema = {strip_wrappers(n): t for n, t in facts.state.ema.items()}
@@ -47,25 +55,53 @@ class Ema:
         yield from self._stale(subject, siblings, ema)
 
     @staticmethod
-    def _raw(facts: CheckpointFacts, siblings: list[CheckpointFacts], model: Mapping[str, Tensor], ema: Mapping[str, Tensor]) -> Iterator[Finding]:
+    def _raw(
+        facts: CheckpointFacts,
+        siblings: list[CheckpointFacts],
+        model: Mapping[str, Tensor],
+        ema: Mapping[str, Tensor],
+    ) -> Iterator[Finding]:
         if not _same(model, ema) or not stated_step(facts):
             return
-        if any(_same({strip_wrappers(n): t for n, t in s.state.model.items()}, {strip_wrappers(n): t for n, t in s.state.ema.items()}) for s in siblings if stated_step(s)):
+        if any(
+            _same(
+                {strip_wrappers(n): t for n, t in s.state.model.items()},
+                {strip_wrappers(n): t for n, t in s.state.ema.items()},
+            )
+            for s in siblings
+            if stated_step(s)
+        ):
             return
-        yield finding("ema-mismatch", facts.path, f"the averaged weights of {facts.path} are the raw weights, bit for bit")
+        yield finding(
+            "ema-mismatch",
+            facts.path,
+            f"the averaged weights of {facts.path} are the raw weights, bit for bit",
+        )
 
     @staticmethod
-    def _stale(subject: Subject, siblings: list[CheckpointFacts], ema: Mapping[str, Tensor]) -> Iterator[Finding]:
+    def _stale(
+        subject: Subject, siblings: list[CheckpointFacts], ema: Mapping[str, Tensor]
+    ) -> Iterator[Finding]:
         before = subject.previous
         if before is None or before not in siblings or not before.state.ema:
             return
-        if _same({strip_wrappers(n): t for n, t in before.state.ema.items()}, ema) and not _same(before.state.model, subject.facts.state.model):
-            yield finding("ema-mismatch", subject.facts.path, f"the averaged weights are those of {before.path}, bit for bit, though the weights moved on")
+        if _same({strip_wrappers(n): t for n, t in before.state.ema.items()}, ema) and not _same(
+            before.state.model, subject.facts.state.model
+        ):
+            yield finding(
+                "ema-mismatch",
+                subject.facts.path,
+                f"the averaged weights are those of {before.path}, bit for bit, though the weights moved on",
+            )
 
 
 def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     """Whether all float tensors that both have are bitwise equal (False while their bytes were not read)."""
-    pairs = [(a.facts, two[n].facts) for n, a in one.items() if n in two and a.dtype.startswith(("float", "bfloat")) and a.numel > 1]
+    pairs = [
+        (a.facts, two[n].facts)
+        for n, a in one.items()
+        if n in two and a.dtype.startswith(("float", "bfloat")) and a.numel > 1
+    ]
     return bool(pairs) and all(a is not None and b is not None and a.digest == b.digest for a, b in pairs)
 
 

@@ -26,7 +26,9 @@ class Finite:
         facts = subject.facts
         for name, tensor in {**facts.state.ema, **facts.state.model}.items():
             if _is_bad(tensor) and not _is_mask(name, tensor) and not _is_constant(subject, name, tensor):
-                yield finding("nonfinite-weights", facts.state.subject(tensor), f"{name} holds {_count(tensor)}")
+                yield finding(
+                    "nonfinite-weights", facts.state.subject(tensor), f"{name} holds {_count(tensor)}"
+                )
         for optimizer in facts.state.optimizers:
             for state in optimizer.states:
                 for key, value in state.values.items():
@@ -44,7 +46,7 @@ def _is_bad(tensor: Tensor) -> bool:
 
 def _count(tensor: Tensor) -> str:
     known = tensor.facts
-    assert known is not None  # noqa: S101
+    assert known is not None
     parts = [f"{n} {word}" for n, word in ((known.nan, "NaN"), (known.inf, "Inf")) if n]
     return " and ".join(parts) + f" in {tensor.numel} numbers"
 
@@ -61,7 +63,9 @@ def _is_constant(subject: Subject, name: str, tensor: Tensor) -> bool:
     known = tensor.facts
     if known is None or known.nan:
         return False
-    others = [o.facts for s in subject.others if (o := _model(s).get(name)) is not None and o.facts is not None]
+    others = [
+        o.facts for s in subject.others if (o := _model(s).get(name)) is not None and o.facts is not None
+    ]
     return bool(others) and all(o.digest == known.digest for o in others)
 
 

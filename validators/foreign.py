@@ -27,7 +27,11 @@ class Foreign:
         newest = logged[-1]
         for other in logged[:-1]:
             if other.manifest.layout == newest.manifest.layout and _disagree(other, newest):
-                yield finding("foreign-checkpoint", other.path, f"{other.path} and {newest.path} logged other losses for the same steps: they are of two runs")
+                yield finding(
+                    "foreign-checkpoint",
+                    other.path,
+                    f"{other.path} and {newest.path} logged other losses for the same steps: they are of two runs",
+                )
 
 
 def _disagree(one: CheckpointFacts, two: CheckpointFacts) -> bool:

@@ -128,7 +128,12 @@ def _fits(facts: CheckpointFacts, rows: Sequence[LogRow]) -> bool | None:
         low, high = min(ends) * 0.99 - margin, max(ends) * 1.01 + margin
         return any(low <= rate <= high for rate in rates)
     # Nothing was logged later: only a rate that the run never had, far above the last one, is certainly wrong.
-    known = [r.lr or 0.0 for r in before] + [v for o in facts.state.optimizers for g in o.groups if (v := number(g.options.get("initial_lr"))) is not None]
+    known = [r.lr or 0.0 for r in before] + [
+        v
+        for o in facts.state.optimizers
+        for g in o.groups
+        if (v := number(g.options.get("initial_lr"))) is not None
+    ]
     last = before[-1].lr or 0.0
     return False if last and min(rates) > 1.01 * max(known) and min(rates) > 3 * last else None
 

@@ -22,7 +22,11 @@ class Leftovers:
 
     def run(self, subject: RunSubject) -> Iterator[Finding]:
         for manifest in subject.leftovers:
-            yield finding("debris", manifest.path, f"{manifest.path}: {manifest.size} bytes of a save or rotation that is no checkpoint")
+            yield finding(
+                "debris",
+                manifest.path,
+                f"{manifest.path}: {manifest.size} bytes of a save or rotation that is no checkpoint",
+            )
 
 
 RUN_CHECK = Leftovers()

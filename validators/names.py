@@ -29,7 +29,11 @@ class Names:
         now = facts.state.model
         if facts.manifest.layout == "hf-trainer" and now and all(n.startswith(WRAPPERS) for n in now):
             first = next(iter(now))
-            yield finding("names-changed", facts.path, f"every weight's name has a wrapper's prefix ({first}): the Trainer would load none of them, and say so only in a warning")
+            yield finding(
+                "names-changed",
+                facts.path,
+                f"every weight's name has a wrapper's prefix ({first}): the Trainer would load none of them, and say so only in a warning",
+            )
             return
         before = subject.previous
         if before is None or before not in comparable(subject) or not now or not before.state.model:
@@ -62,7 +66,11 @@ class Names:
         facts = subject.facts
         if {strip_wrappers(n) for n in now} == {strip_wrappers(n) for n in then}:
             old, new = sorted(then - now)[0], sorted(now - then)[0]
-            yield finding("names-changed", facts.path, f"{len(now - then)} names changed since {before}: {old} became {new}; shapes did not")
+            yield finding(
+                "names-changed",
+                facts.path,
+                f"{len(now - then)} names changed since {before}: {old} became {new}; shapes did not",
+            )
             return
         lost, gained = sorted(then - now), sorted(now - then)
         if lost and not gained:
@@ -72,7 +80,9 @@ class Names:
                 f"{len(lost)} of {len(then)} weights of {before} are not there ({', '.join(lost[:3])})",
             )
         else:
-            words = f"{len(gained)} weights are new ({', '.join(gained[:2])})" + (f", {len(lost)} are gone ({', '.join(lost[:2])})" if lost else "")
+            words = f"{len(gained)} weights are new ({', '.join(gained[:2])})" + (
+                f", {len(lost)} are gone ({', '.join(lost[:2])})" if lost else ""
+            )
             yield finding("names-changed", facts.path, f"since {before} {words}")
 
 

@@ -23,7 +23,11 @@ class NoSafe:
     def run(self, subject: RunSubject) -> Iterator[Finding]:
         looked = [v for v in subject.verdicts if v.evidence.value != "listing"]
         if looked and not any(v.resume.safe or v.resume is Resume.WRITING for v in subject.verdicts):
-            yield finding("no-safe-checkpoint", subject.root.path or ".", f"none of the {len(subject.verdicts)} checkpoints here is safe to resume from")
+            yield finding(
+                "no-safe-checkpoint",
+                subject.root.path or ".",
+                f"none of the {len(subject.verdicts)} checkpoints here is safe to resume from",
+            )
 
 
 RUN_CHECK = NoSafe()

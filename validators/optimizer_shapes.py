@@ -8,7 +8,16 @@ from ckptguard.model import CheckpointFacts, Evidence, Finding, OptimizerState, 
 from ckptguard.ports import Subject
 
 # State that has the shape of its parameter, whatever the optimizer (factored and quantised state has not).
-LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "z", "master_param")
+LIKE_PARAMETER = (
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "exp_inf",
+    "z",
+    "master_param",
+)
 
 
 class OptimizerShapes:
@@ -38,10 +47,18 @@ class OptimizerShapes:
     @staticmethod
     def _within(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
         for state in optimizer.states:
-            shapes = {k: v.shape for k, v in state.values.items() if k in LIKE_PARAMETER and isinstance(v, Tensor) and not v.local_of}
+            shapes = {
+                k: v.shape
+                for k, v in state.values.items()
+                if k in LIKE_PARAMETER and isinstance(v, Tensor) and not v.local_of
+            }
             if len(set(shapes.values())) > 1:
                 words = ", ".join(f"{k} {list(s)}" for k, s in shapes.items())
-                yield finding("shape-mismatch", f"{optimizer.subject}:{state.key}", f"parameter {state.key} has states of several shapes: {words}")
+                yield finding(
+                    "shape-mismatch",
+                    f"{optimizer.subject}:{state.key}",
+                    f"parameter {state.key} has states of several shapes: {words}",
+                )
 
     @staticmethod
     def _against_weights(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
@@ -60,12 +77,18 @@ class OptimizerShapes:
             if any(state.key in weights for state in optimizer.states):
                 return
         available = Counter(t.shape for t in weights.values())
-        wanted = Counter(m.shape for s in optimizer.states if (m := _moment(s.values)) is not None and not m.local_of)
+        wanted = Counter(
+            m.shape for s in optimizer.states if (m := _moment(s.values)) is not None and not m.local_of
+        )
         if not available or facts.state.attributes.get("partial_model"):
             return
         for shape, count in wanted.items():
             if count > available[shape]:
-                key = next(s.key for s in optimizer.states if (m := _moment(s.values)) is not None and m.shape == shape)
+                key = next(
+                    s.key
+                    for s in optimizer.states
+                    if (m := _moment(s.values)) is not None and m.shape == shape
+                )
                 yield finding(
                     "shape-mismatch",
                     f"{optimizer.subject}:{key}",
@@ -76,7 +99,9 @@ class OptimizerShapes:
 def _moment(values: object) -> Tensor | None:
     if not isinstance(values, dict):
         return None
-    return next((v for k in LIKE_PARAMETER if isinstance(v := values.get(k), Tensor) and v.dtype != "uint8"), None)
+    return next(
+        (v for k in LIKE_PARAMETER if isinstance(v := values.get(k), Tensor) and v.dtype != "uint8"), None
+    )
 
 
 CHECK = OptimizerShapes()

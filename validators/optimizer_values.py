@@ -9,7 +9,20 @@ from ckptguard.validators._base import number, stated_step
 
 # State that an update rule squares, so that it cannot be negative (torch.optim, transformers' Adafactor, Apex).
 NEVER_NEGATIVE = frozenset(
-    {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "variance", "row_var", "col_var", "exp_avg_sq_row", "exp_avg_sq_col", "v"}
+    {
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "square_avg",
+        "sum",
+        "exp_inf",
+        "acc_delta",
+        "variance",
+        "row_var",
+        "col_var",
+        "exp_avg_sq_row",
+        "exp_avg_sq_col",
+        "v",
+    }
 )
 
 
@@ -42,7 +55,11 @@ class OptimizerValues:
                     lowest = value.facts.minimum
                     if lowest is not None and lowest < 0 and not value.dtype.startswith(("uint", "int")):
                         subject = facts.state.subject(value, optimizer.subject)
-                        yield finding("invalid-optimizer", subject, f"{key} of parameter {state.key} is {lowest:g} somewhere; it is a mean of squares")
+                        yield finding(
+                            "invalid-optimizer",
+                            subject,
+                            f"{key} of parameter {state.key} is {lowest:g} somewhere; it is a mean of squares",
+                        )
 
     @staticmethod
     def _steps(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
@@ -50,18 +67,33 @@ class OptimizerValues:
             step = number(state.values.get("step"))
             if step is not None and (step < 0 or step != int(step)):
                 value = state.values["step"]
-                subject = facts.state.subject(value, optimizer.subject) if isinstance(value, Tensor) else optimizer.subject
-                yield finding("invalid-optimizer", subject, f"the step of parameter {state.key} is {step:g}; it counts whole steps")
+                subject = (
+                    facts.state.subject(value, optimizer.subject)
+                    if isinstance(value, Tensor)
+                    else optimizer.subject
+                )
+                yield finding(
+                    "invalid-optimizer",
+                    subject,
+                    f"the step of parameter {state.key} is {step:g}; it counts whole steps",
+                )
 
     @staticmethod
     def _empty(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
         step = stated_step(facts)
-        if optimizer.states or not step or not optimizer.groups or not any(g.params for g in optimizer.groups):
+        if (
+            optimizer.states
+            or not step
+            or not optimizer.groups
+            or not any(g.params for g in optimizer.groups)
+        ):
             return
         keeps_state = any("betas" in g.options or number(g.options.get("momentum")) for g in optimizer.groups)
         if keeps_state:
             yield finding(
-                "invalid-optimizer", optimizer.subject, f"the optimizer holds no state at all at step {step}: it is not the one that was trained with"
+                "invalid-optimizer",
+                optimizer.subject,
+                f"the optimizer holds no state at all at step {step}: it is not the one that was trained with",
             )
 
 

@@ -9,15 +9,97 @@ from ckptguard.ports import Subject
 
 # Libraries whose functions take one text and act on it: the enumeration form is no excuse for them.
 KNOWN_LIBRARIES = frozenset(
-    "torch torchvision torchaudio numpy scipy pandas transformers accelerate peft trl datasets deepspeed megatron lightning "
-    "pytorch_lightning lightning_fabric composer sklearn joblib requests httpx urllib3 PIL cv2 yaml dill cloudpickle jax flax "
-    "tensorflow keras fsspec s3fs boto3 botocore huggingface_hub safetensors wandb mlflow ray pydantic omegaconf hydra IPython "
-    "setuptools pip pkg_resources paramiko fabric invoke sh plumbum pexpect asyncssh django flask".split()
+    [
+        "torch",
+        "torchvision",
+        "torchaudio",
+        "numpy",
+        "scipy",
+        "pandas",
+        "transformers",
+        "accelerate",
+        "peft",
+        "trl",
+        "datasets",
+        "deepspeed",
+        "megatron",
+        "lightning",
+        "pytorch_lightning",
+        "lightning_fabric",
+        "composer",
+        "sklearn",
+        "joblib",
+        "requests",
+        "httpx",
+        "urllib3",
+        "PIL",
+        "cv2",
+        "yaml",
+        "dill",
+        "cloudpickle",
+        "jax",
+        "flax",
+        "tensorflow",
+        "keras",
+        "fsspec",
+        "s3fs",
+        "boto3",
+        "botocore",
+        "huggingface_hub",
+        "safetensors",
+        "wandb",
+        "mlflow",
+        "ray",
+        "pydantic",
+        "omegaconf",
+        "hydra",
+        "IPython",
+        "setuptools",
+        "pip",
+        "pkg_resources",
+        "paramiko",
+        "fabric",
+        "invoke",
+        "sh",
+        "plumbum",
+        "pexpect",
+        "asyncssh",
+        "django",
+        "flask",
+    ]
 )
 # Modules that no checkpoint has a reason to name, called or not: loading imports them and may get at what they hold.
 FORBIDDEN_MODULES = frozenset(
-    "os posix nt sys subprocess runpy shutil socket importlib webbrowser ctypes commands pty code codeop marshal timeit pdb bdb "
-    "cProfile profile trace multiprocessing concurrent asyncio threading _thread signal".split()
+    [
+        "os",
+        "posix",
+        "nt",
+        "sys",
+        "subprocess",
+        "runpy",
+        "shutil",
+        "socket",
+        "importlib",
+        "webbrowser",
+        "ctypes",
+        "commands",
+        "pty",
+        "code",
+        "codeop",
+        "marshal",
+        "timeit",
+        "pdb",
+        "bdb",
+        "cProfile",
+        "profile",
+        "trace",
+        "multiprocessing",
+        "concurrent",
+        "asyncio",
+        "threading",
+        "_thread",
+        "signal",
+    ]
 )
 FORBIDDEN_NAMES = frozenset(
     f"builtins.{name}" for name in ("eval", "exec", "compile", "open", "__import__", "getattr", "setattr", "delattr", "globals", "locals", "vars", "input", "breakpoint", "apply", "execfile")
@@ -43,16 +125,24 @@ class PickleSafety:
         for file in subject.facts.files.values():
             unsafe = sorted({use.name for use in file.globals if is_unsafe(use)})
             if unsafe:
-                yield finding("unsafe-pickle", file.name, f"{file.name}: the pickle would call {', '.join(unsafe[:5])}{_more(unsafe)}")
+                yield finding(
+                    "unsafe-pickle",
+                    file.name,
+                    f"{file.name}: the pickle would call {', '.join(unsafe[:5])}{_more(unsafe)}",
+                )
             opaque = sorted({use.name for use in file.globals if is_opaque(use)} - set(unsafe))
             if opaque:
-                yield finding("opaque-class", file.name, f"{file.name} holds objects of {', '.join(opaque[:5])}{_more(opaque)}, which were not built")
+                yield finding(
+                    "opaque-class",
+                    file.name,
+                    f"{file.name} holds objects of {', '.join(opaque[:5])}{_more(opaque)}, which were not built",
+                )
 
 
 def is_unsafe(use: GlobalUse) -> bool:
     """Whether this use of a name would run code that no checkpoint needs."""
     top = use.name.partition(".")[0]
-    if use.name in FORBIDDEN_NAMES or top in FORBIDDEN_MODULES and use.name not in ALLOWED:
+    if use.name in FORBIDDEN_NAMES or (top in FORBIDDEN_MODULES and use.name not in ALLOWED):
         return True
     if use.how == "called":
         return True

@@ -26,15 +26,28 @@ class Pointers:
         verdicts = {f.path: v for f, v in zip(subject.facts, subject.verdicts)}
         for pointer in subject.pointers:
             if pointer.resolved is None:
-                yield finding("dangling-pointer", pointer.entry.key, f"{pointer.entry.key} names {pointer.names}, which is not there")
+                yield finding(
+                    "dangling-pointer",
+                    pointer.entry.key,
+                    f"{pointer.entry.key} names {pointer.names}, which is not there",
+                )
                 continue
             named = verdicts.get(pointer.resolved)
             if named is None:
                 continue
             if named.resume is Resume.WRITING:
-                yield finding("early-pointer", pointer.entry.key, f"{pointer.entry.key} names {pointer.names}, which is still being written", severity=Severity.INFO)
+                yield finding(
+                    "early-pointer",
+                    pointer.entry.key,
+                    f"{pointer.entry.key} names {pointer.names}, which is still being written",
+                    severity=Severity.INFO,
+                )
             elif any(f.code == "incomplete-save" for f in named.findings) and not named.resume.safe:
-                yield finding("early-pointer", pointer.entry.key, f"{pointer.entry.key} names {pointer.names}, whose save never finished")
+                yield finding(
+                    "early-pointer",
+                    pointer.entry.key,
+                    f"{pointer.entry.key} names {pointer.names}, whose save never finished",
+                )
                 yield self._unsafe(pointer, named)
             elif named.resume is Resume.UNSAFE:
                 yield self._unsafe(pointer, named)
@@ -44,17 +57,26 @@ class Pointers:
     @staticmethod
     def _unsafe(pointer: Pointer, named: Verdict) -> Finding:
         why = next((f.code for f in named.findings if f.effect.value == "unsafe"), "")
-        return finding("pointer-to-unsafe", pointer.entry.key, f"{pointer.entry.key} names {pointer.names}, which is unsafe ({why})")
+        return finding(
+            "pointer-to-unsafe",
+            pointer.entry.key,
+            f"{pointer.entry.key} names {pointer.names}, which is unsafe ({why})",
+        )
 
     @staticmethod
-    def _stale(subject: RunSubject, pointer: Pointer, named: Verdict, verdicts: dict[str, Verdict]) -> Iterator[Finding]:
+    def _stale(
+        subject: RunSubject, pointer: Pointer, named: Verdict, verdicts: dict[str, Verdict]
+    ) -> Iterator[Finding]:
         if pointer.kind == "best" or named.step is None:
             return
         series = next((f.manifest.series for f in subject.facts if f.path == pointer.resolved), "")
         newer = [
             (v, f)
             for f in subject.facts
-            if f.manifest.series == series and (v := verdicts[f.path]).resume.safe and v.step is not None and v.step > (named.step or 0)
+            if f.manifest.series == series
+            and (v := verdicts[f.path]).resume.safe
+            and v.step is not None
+            and v.step > (named.step or 0)
         ]
         if not newer:
             return
@@ -65,7 +87,11 @@ class Pointers:
         copied = max(times) - min(times) <= SAME_COPY
         if not copied and pointer.entry.modified > facts.manifest.modified:
             return
-        yield finding("stale-pointer", pointer.entry.key, f"{pointer.entry.key} names {pointer.names} (step {named.step}), {newest.path} (step {newest.step}) is complete")
+        yield finding(
+            "stale-pointer",
+            pointer.entry.key,
+            f"{pointer.entry.key} names {pointer.names} (step {named.step}), {newest.path} (step {newest.step}) is complete",
+        )
 
 
 RUN_CHECK = Pointers()

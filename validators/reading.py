@@ -26,7 +26,11 @@ class Reading:
         for file, problem in problems(subject.facts, self.codes):
             yield from_problem(subject.facts, file.name, problem)
         if subject.facts.changed:
-            yield finding("changed-while-read", subject.facts.path, f"{subject.facts.path} was replaced while it was being read, twice")
+            yield finding(
+                "changed-while-read",
+                subject.facts.path,
+                f"{subject.facts.path} was replaced while it was being read, twice",
+            )
 
 
 CHECK = Reading()

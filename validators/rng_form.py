@@ -31,7 +31,9 @@ class RngForm:
             for name, value in rng.streams.items():
                 fault = _fault(name, value)
                 if fault:
-                    yield finding("rng-mismatch", f"{rng.subject}:{name}", f"{rng.subject}: the {name} state {fault}")
+                    yield finding(
+                        "rng-mismatch", f"{rng.subject}:{name}", f"{rng.subject}: the {name} state {fault}"
+                    )
 
 
 def _fault(name: str, value: Any) -> str:
@@ -41,9 +43,19 @@ def _fault(name: str, value: Any) -> str:
             return f"is {value.dtype} of {value.numel} elements, a CPU generator has {TORCH_CPU_BYTES} bytes"
         if value.value is not None and not np.asarray(value.value).any():
             return "is all zero, which no generator ever is"
-    if isinstance(value, tuple) and value and value[0] == 3 and (len(value) != 3 or not isinstance(value[1], tuple) or len(value[1]) != 625):
+    if (
+        isinstance(value, tuple)
+        and value
+        and value[0] == 3
+        and (len(value) != 3 or not isinstance(value[1], tuple) or len(value[1]) != 625)
+    ):
         return "is no state of Python's generator (3, 625 numbers, None or a number)"
-    if isinstance(value, tuple) and value and value[0] == "MT19937" and (len(value) != 5 or getattr(value[1], "size", len(value[1])) != 624):
+    if (
+        isinstance(value, tuple)
+        and value
+        and value[0] == "MT19937"
+        and (len(value) != 5 or getattr(value[1], "size", len(value[1])) != 624)
+    ):
         return "is no state of NumPy's MT19937 (624 numbers)"
     return ""
 

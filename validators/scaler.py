@@ -30,11 +30,21 @@ class Scaler:
             values = scaler.values
             scale = number(values.get("scale", values.get("cur_scale", values.get("loss_scale"))))
             if scale is not None and (not math.isfinite(scale) or scale < COLLAPSED):
-                yield finding("scaler-mismatch", scaler.subject, f"the loss scale is {scale:g}: no step can be made with it")
+                yield finding(
+                    "scaler-mismatch",
+                    scaler.subject,
+                    f"the loss scale is {scale:g}: no step can be made with it",
+                )
             tracker = number(values.get("_growth_tracker", values.get("growth_tracker")))
             interval = number(values.get("growth_interval"))
-            if tracker is not None and (tracker < 0 or interval is not None and tracker >= max(interval, 1)):
-                yield finding("scaler-mismatch", scaler.subject, f"the growth counter is {tracker:g}, its interval {interval or 0:g}")
+            if tracker is not None and (
+                tracker < 0 or (interval is not None and tracker >= max(interval, 1))
+            ):
+                yield finding(
+                    "scaler-mismatch",
+                    scaler.subject,
+                    f"the growth counter is {tracker:g}, its interval {interval or 0:g}",
+                )
 
 
 CHECK = Scaler()

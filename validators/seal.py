@@ -33,7 +33,9 @@ class SealCheck:
         for name, sealed in seal.files.items():
             entry = entries.get(name)
             if entry is None:
-                yield finding("missing-file", name, f"{name} was sealed with {sealed.size} bytes and is not there")
+                yield finding(
+                    "missing-file", name, f"{name} was sealed with {sealed.size} bytes and is not there"
+                )
                 continue
             known = facts.files.get(name)
             if known is None or not known.blocks or not sealed.fits(entry):
@@ -42,7 +44,11 @@ class SealCheck:
             if damaged:
                 size = seal.block_size
                 where = ", ".join(f"{i * size}-{min((i + 1) * size, sealed.size)}" for i in damaged[:4])
-                yield finding("digest-mismatch", name, f"{len(damaged)} of {len(sealed.blocks)} blocks of {name} differ from the seal (bytes {where})")
+                yield finding(
+                    "digest-mismatch",
+                    name,
+                    f"{len(damaged)} of {len(sealed.blocks)} blocks of {name} differ from the seal (bytes {where})",
+                )
         yield from self._memory(facts)
 
     @staticmethod
@@ -52,10 +58,20 @@ class SealCheck:
             return
         for name, tensor in facts.state.model.items():
             sealed = seal.tensors.get(f"model/{name}")
-            if sealed is None or tensor.facts is None or not tensor.contiguous or sealed.dtype != tensor.dtype or tuple(sealed.shape) != tensor.shape:
+            if (
+                sealed is None
+                or tensor.facts is None
+                or not tensor.contiguous
+                or sealed.dtype != tensor.dtype
+                or tuple(sealed.shape) != tensor.shape
+            ):
                 continue
             if tensor.facts.nbytes == tensor.nbytes and sealed.digest != tensor.facts.digest:
-                yield finding("digest-mismatch", facts.state.subject(tensor), f"{name} on disk is not what was in memory when it was saved")
+                yield finding(
+                    "digest-mismatch",
+                    facts.state.subject(tensor),
+                    f"{name} on disk is not what was in memory when it was saved",
+                )
 
 
 CHECK = SealCheck()

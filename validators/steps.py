@@ -51,13 +51,25 @@ class Steps:
         epochs = [c.value for c in facts.state.counters if c.unit in ("epoch", "save")]
         if any(named in (e, e + 1) for e in epochs):
             return
-        offsets = [own - s.manifest.step if (own := own_step(s)) is not None and s.manifest.step is not None else None for s in siblings]
-        ratios = [own / s.manifest.step if (own := own_step(s)) is not None and s.manifest.step else None for s in siblings]
+        offsets = [
+            own - s.manifest.step
+            if (own := own_step(s)) is not None and s.manifest.step is not None
+            else None
+            for s in siblings
+        ]
+        ratios = [
+            own / s.manifest.step if (own := own_step(s)) is not None and s.manifest.step else None
+            for s in siblings
+        ]
         if shared_offset(stated - named, offsets) or (named and shared_ratio(stated / named, ratios)):
             return
         counters = [c for c in facts.state.counters if c.unit == "step" and c.name != "name"]
         where = counters[0].subject if counters else facts.path
-        yield finding("step-mismatch", where, f"the name says step {named}, {counters[0].name if counters else 'the content'} says {stated}")
+        yield finding(
+            "step-mismatch",
+            where,
+            f"the name says step {named}, {counters[0].name if counters else 'the content'} says {stated}",
+        )
 
     @staticmethod
     def _optimizers(subject: Subject, siblings: Sequence[CheckpointFacts], step: int) -> Iterator[Finding]:
@@ -66,7 +78,9 @@ class Steps:
         if len(highest) > 1 and sum(h for _, h in highest) == step:
             return  # trainers that count the steps of all optimizers together
         for optimizer, count in highest:
-            if count != int(count) or count in (step, step + 1) and not _contradicted(step - count, siblings):
+            if count != int(count) or (
+                count in (step, step + 1) and not _contradicted(step - count, siblings)
+            ):
                 continue
             behind = step - int(count)
             offsets = [_behind(s) for s in siblings]
@@ -75,7 +89,11 @@ class Steps:
                 continue
             if _skipped(subject, step) == behind or _plausibly_skipped(subject, siblings, step, behind):
                 continue
-            yield finding("step-mismatch", optimizer.subject, f"the optimizer has made {int(count)} steps, the checkpoint is of step {step}")
+            yield finding(
+                "step-mismatch",
+                optimizer.subject,
+                f"the optimizer has made {int(count)} steps, the checkpoint is of step {step}",
+            )
 
     @staticmethod
     def _schedulers(subject: Subject, siblings: Sequence[CheckpointFacts], step: int) -> Iterator[Finding]:
@@ -83,7 +101,10 @@ class Steps:
         optimizer = max((max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))), default=None)
         for place, scheduler in enumerate(facts.state.schedulers):
             count = scheduler_step(scheduler.values)
-            if count is None or _natural(facts, count, step, optimizer) and not _contradicted_scheduler(step - count, siblings, place, optimizer, count):
+            if count is None or (
+                _natural(facts, count, step, optimizer)
+                and not _contradicted_scheduler(step - count, siblings, place, optimizer, count)
+            ):
                 continue
             others = [(stated_step(s), _scheduler_at(s, place)) for s in siblings]
             known = [(a, b) for a, b in others if a is not None and b is not None]
@@ -93,13 +114,21 @@ class Steps:
                 or _one_period([*known, (step, count)])
             ):
                 continue
-            yield finding("step-mismatch", scheduler.subject, f"the scheduler is at step {count}, the checkpoint is of step {step}")
+            yield finding(
+                "step-mismatch",
+                scheduler.subject,
+                f"the scheduler is at step {count}, the checkpoint is of step {step}",
+            )
 
     @staticmethod
     def _log(facts: CheckpointFacts, step: int) -> Iterator[Finding]:
         last = max((row.step for row in facts.state.log), default=None)
         if last is not None and last > step:
-            yield finding("step-mismatch", facts.path, f"the log inside the checkpoint reaches step {last}, the checkpoint says step {step}")
+            yield finding(
+                "step-mismatch",
+                facts.path,
+                f"the log inside the checkpoint reaches step {last}, the checkpoint says step {step}",
+            )
 
 
 def _behind(facts: CheckpointFacts) -> int | None:
@@ -135,9 +164,17 @@ def _skipped(subject: Subject, step: int) -> int | None:
 
 def _plausibly_skipped(subject: Subject, siblings: Sequence[CheckpointFacts], step: int, behind: int) -> bool:
     """Without a log: a dynamic scaler may skip some steps, but not most of those since the checkpoint before."""
-    if behind <= 0 or not any(s.values for s in subject.facts.state.scalers) or _skipped(subject, step) is not None:
+    if (
+        behind <= 0
+        or not any(s.values for s in subject.facts.state.scalers)
+        or _skipped(subject, step) is not None
+    ):
         return False
-    earlier = [(own, b) for s in siblings if (own := stated_step(s)) is not None and own < step and (b := _behind(s)) is not None]
+    earlier = [
+        (own, b)
+        for s in siblings
+        if (own := stated_step(s)) is not None and own < step and (b := _behind(s)) is not None
+    ]
     last, before = max(earlier, default=(0, 0))
     passed, skipped = step - last, behind - before
     return 0 <= skipped <= max(2, passed // 3)
@@ -161,7 +198,7 @@ def _scheduler_at(facts: CheckpointFacts, place: int) -> int | None:
 
 
 def _natural(facts: CheckpointFacts, count: int, step: int, optimizer: float | None) -> bool:
-    if count in (step, step - 1, step + 1) or optimizer is not None and count in (optimizer, optimizer - 1):
+    if count in (step, step - 1, step + 1) or (optimizer is not None and count in (optimizer, optimizer - 1)):
         return True
     world = facts.state.topology.get("world_size")
     if isinstance(world, int) and world > 1 and count in (step * world, (optimizer or 0) * world):
@@ -170,11 +207,17 @@ def _natural(facts: CheckpointFacts, count: int, step: int, optimizer: float | N
     return any(count in (e, e + 1, e - 1) for e in epochs)
 
 
-def _contradicted_scheduler(behind: int, siblings: Sequence[CheckpointFacts], place: int, optimizer: float | None, count: int) -> bool:
+def _contradicted_scheduler(
+    behind: int, siblings: Sequence[CheckpointFacts], place: int, optimizer: float | None, count: int
+) -> bool:
     """An offset of one that no sibling shows, where the optimizer does not explain it either."""
-    if behind not in (1, -1) or optimizer is not None and int(optimizer) == count:
+    if behind not in (1, -1) or (optimizer is not None and int(optimizer) == count):
         return False
-    known = [a - b for s in siblings if (a := stated_step(s)) is not None and (b := _scheduler_at(s, place)) is not None]
+    known = [
+        a - b
+        for s in siblings
+        if (a := stated_step(s)) is not None and (b := _scheduler_at(s, place)) is not None
+    ]
     return bool(known) and all(k != behind for k in known)
 
 
@@ -184,7 +227,7 @@ def _one_period(pairs: Sequence[tuple[int, int]]) -> bool:
     for step, count in pairs:
         low = max(low, step / (count + 1))
         high = min(high, step / count if count else float("inf"))
-    return low < high or low == high and low >= 2 and len(pairs) > 1
+    return low < high or (low == high and low >= 2 and len(pairs) > 1)
 
 
 CHECK = Steps()

@@ -26,7 +26,9 @@ class Tokenizer:
         state = subject.facts.state
         if state.tokenizer_size is None:
             return
-        embedding = next((t for n, t in state.model.items() if EMBEDDING.search(n) and len(t.shape) == 2 and t.numel), None)
+        embedding = next(
+            (t for n, t in state.model.items() if EMBEDDING.search(n) and len(t.shape) == 2 and t.numel), None
+        )
         if embedding is not None and state.tokenizer_size > embedding.shape[0]:
             yield finding(
                 "tokenizer-mismatch",
@@ -36,9 +38,14 @@ class Tokenizer:
         before = subject.previous
         if before is None or before not in comparable(subject):
             return
-        mine, theirs = state.attributes.get("tokenizer_vocabulary"), before.state.attributes.get("tokenizer_vocabulary")
+        mine, theirs = (
+            state.attributes.get("tokenizer_vocabulary"),
+            before.state.attributes.get("tokenizer_vocabulary"),
+        )
         if mine and theirs and mine != theirs:
-            yield finding("tokenizer-mismatch", state.tokenizer_subject, f"the vocabulary is not that of {before.path}")
+            yield finding(
+                "tokenizer-mismatch", state.tokenizer_subject, f"the vocabulary is not that of {before.path}"
+            )
 
 
 CHECK = Tokenizer()

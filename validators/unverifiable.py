@@ -28,7 +28,9 @@ class Unverifiable:
         if bare:
             total = sum(bare.values())
             files = ", ".join(sorted(bare)[:4]) + (f" and {len(bare) - 4} more" if len(bare) > 4 else "")
-            yield finding("unverifiable", sorted(bare)[0], f"{total} bytes have neither a checksum nor a seal: {files}")
+            yield finding(
+                "unverifiable", sorted(bare)[0], f"{total} bytes have neither a checksum nor a seal: {files}"
+            )
 
 
 def unproven(facts: CheckpointFacts) -> dict[str, int]:

@@ -36,7 +36,10 @@ class WeightHistory:
         pairs = _pairs(before.state.model, facts.state.model)
         if not pairs:
             return
-        if all(a.facts is not None and b.facts is not None and a.facts.digest == b.facts.digest for a, b in pairs.values()):
+        if all(
+            a.facts is not None and b.facts is not None and a.facts.digest == b.facts.digest
+            for a, b in pairs.values()
+        ):
             if facts.state.attributes.get("ema_as_model"):
                 return
             yield finding(
@@ -48,10 +51,16 @@ class WeightHistory:
         yield from self._jumps(facts, before, pairs)
 
     @staticmethod
-    def _jumps(facts: CheckpointFacts, before: CheckpointFacts, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Iterator[Finding]:
+    def _jumps(
+        facts: CheckpointFacts, before: CheckpointFacts, pairs: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> Iterator[Finding]:
         if not stated_step(before):
             return  # fresh weights may go anywhere
-        ratios = {n: math.log(b.facts.norm / a.facts.norm) for n, (a, b) in pairs.items() if _has_norm(a) and _has_norm(b) and a.facts and b.facts and a.facts.norm and b.facts.norm}
+        ratios = {
+            n: math.log(b.facts.norm / a.facts.norm)
+            for n, (a, b) in pairs.items()
+            if _has_norm(a) and _has_norm(b) and a.facts and b.facts and a.facts.norm and b.facts.norm
+        }
         if len(ratios) < 3:
             return
         middle = statistics.median(ratios.values())
@@ -59,7 +68,7 @@ class WeightHistory:
             if abs(ratio - middle) < math.log(10) or pairs[name][0].numel < 16:
                 continue
             a, b = pairs[name][0].facts, pairs[name][1].facts
-            assert a is not None and b is not None and a.norm is not None and b.norm is not None  # noqa: S101
+            assert a is not None and b is not None and a.norm is not None and b.norm is not None
             impossible = _impossible(facts, before, abs(b.norm - a.norm), pairs[name][1].numel)
             yield finding(
                 "weight-jump",
@@ -76,7 +85,10 @@ def _pairs(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str,
     return {
         n: (old[k], t)
         for n, t in now.items()
-        if (k := strip_wrappers(n)) in old and t.dtype.startswith(("float", "bfloat")) and t.numel > 1 and old[k].shape == t.shape
+        if (k := strip_wrappers(n)) in old
+        and t.dtype.startswith(("float", "bfloat"))
+        and t.numel > 1
+        and old[k].shape == t.shape
     }
 
 
@@ -86,8 +98,21 @@ def _has_norm(tensor: Tensor) -> bool:
 
 def _impossible(facts: CheckpointFacts, before: CheckpointFacts, change: float, numel: int) -> bool:
     """Whether a tensor moved further than its optimizer's steps could have carried it."""
-    rates = [v for c in (facts, before) for o in c.state.optimizers for g in o.groups for k in ("lr", "initial_lr") if (v := number(g.options.get(k))) is not None]
-    rates += [v for c in (facts, before) for s in c.state.schedulers for r in s.values.get("base_lrs") or () if (v := number(r)) is not None]
+    rates = [
+        v
+        for c in (facts, before)
+        for o in c.state.optimizers
+        for g in o.groups
+        for k in ("lr", "initial_lr")
+        if (v := number(g.options.get(k))) is not None
+    ]
+    rates += [
+        v
+        for c in (facts, before)
+        for s in c.state.schedulers
+        for r in s.values.get("base_lrs") or ()
+        if (v := number(r)) is not None
+    ]
     steps = (stated_step(facts) or 0) - (stated_step(before) or 0)
     adaptive = any("betas" in g.options for o in facts.state.optimizers for g in o.groups)
     return bool(rates) and adaptive and change > REACH * max(rates) * steps * math.sqrt(numel)

@@ -24,7 +24,14 @@ class WeightIndex:
 
     name = "weight-index"
     needs = Evidence.STRUCTURE
-    codes = ("missing-file", "missing-tensor", "unindexed-tensor", "duplicate-tensor", "size-mismatch", "mixed-saves")
+    codes = (
+        "missing-file",
+        "missing-tensor",
+        "unindexed-tensor",
+        "duplicate-tensor",
+        "size-mismatch",
+        "mixed-saves",
+    )
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         facts = subject.facts
@@ -32,7 +39,7 @@ class WeightIndex:
             known = facts.files.get(index.name)
             tree = known.tree if known is not None else None
             mapped = tree.get("weight_map") if isinstance(tree, dict) else None
-            if not isinstance(mapped, dict):
+            if not isinstance(tree, dict) or not isinstance(mapped, dict):
                 if isinstance(tree, dict):
                     yield finding("bad-header", index.name, f"{index.name} has no weight_map")
                 continue
@@ -43,19 +50,31 @@ class WeightIndex:
         yield from self._without_index(facts)
 
     @staticmethod
-    def _files(facts: CheckpointFacts, index: str, folder: str, mapped: Mapping[str, Any]) -> Iterator[Finding]:
+    def _files(
+        facts: CheckpointFacts, index: str, folder: str, mapped: Mapping[str, Any]
+    ) -> Iterator[Finding]:
         there = {f.name for f in facts.manifest.files}
         for file in sorted({_in(folder, f) for f in mapped.values()} - there):
             lost = sum(1 for f in mapped.values() if _in(folder, f) == file)
-            yield finding("missing-file", file, f"{index} puts {lost} of {len(mapped)} tensors into {file}, which is not there")
+            yield finding(
+                "missing-file",
+                file,
+                f"{index} puts {lost} of {len(mapped)} tensors into {file}, which is not there",
+            )
 
     @staticmethod
-    def _tensors(facts: CheckpointFacts, index: str, folder: str, mapped: Mapping[str, Any]) -> Iterator[Finding]:
+    def _tensors(
+        facts: CheckpointFacts, index: str, folder: str, mapped: Mapping[str, Any]
+    ) -> Iterator[Finding]:
         files = {_in(folder, f) for f in mapped.values()}
         for name, file in mapped.items():
             known = facts.files.get(_in(folder, file))
             if known is not None and isinstance(known.tree, dict) and name not in known.tree:
-                yield finding("missing-tensor", f"{_in(folder, file)}:{name}", f"{index} says that {name} is in {file}; it is not")
+                yield finding(
+                    "missing-tensor",
+                    f"{_in(folder, file)}:{name}",
+                    f"{index} says that {name} is in {file}; it is not",
+                )
         homes: dict[str, list[str]] = defaultdict(list)
         for file in sorted(files):
             known = facts.files.get(file)
@@ -74,11 +93,15 @@ class WeightIndex:
                 yield from _twice(facts, name, where)
 
     @staticmethod
-    def _total(facts: CheckpointFacts, index: str, folder: str, mapped: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[Finding]:
+    def _total(
+        facts: CheckpointFacts, index: str, folder: str, mapped: Mapping[str, Any], tree: Mapping[str, Any]
+    ) -> Iterator[Finding]:
         metadata = tree.get("metadata")
         total = metadata.get("total_size") if isinstance(metadata, dict) else None
         files = {_in(folder, f) for f in mapped.values()}
-        if not isinstance(total, int | float) or any(facts.files.get(f) is None or facts.files[f].tree is None for f in files):
+        if not isinstance(total, int | float) or any(
+            facts.files.get(f) is None or facts.files[f].tree is None for f in files
+        ):
             return
         held = sum(t.nbytes for f in files for t in facts.files[f].tensors)
         if int(total) != held:
@@ -96,8 +119,14 @@ class WeightIndex:
         named: set[str] = set()
         for index in indexes:
             known = facts.files.get(index.name)
-            mapped = known.tree.get("weight_map") if known is not None and isinstance(known.tree, dict) else None
-            named |= {_in(index.name.rpartition("/")[0], f) for f in mapped.values()} if isinstance(mapped, dict) else set()
+            mapped = (
+                known.tree.get("weight_map") if known is not None and isinstance(known.tree, dict) else None
+            )
+            named |= (
+                {_in(index.name.rpartition("/")[0], f) for f in mapped.values()}
+                if isinstance(mapped, dict)
+                else set()
+            )
         counts: dict[tuple[str, str], dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for file in facts.manifest.by_role(Role.MODEL):
             match = SHARD.match(file.name.rpartition("/")[2])
@@ -117,12 +146,20 @@ class WeightIndex:
                 )
             if not indexes:
                 count = max(by_count)
-                numbers = {int(m["index"]) for f in by_count[count] if (m := SHARD.match(f.rpartition("/")[2]))}
+                numbers = {
+                    int(m["index"]) for f in by_count[count] if (m := SHARD.match(f.rpartition("/")[2]))
+                }
                 for missing in sorted(set(range(1, count + 1)) - numbers):
                     lost = f"{stem}-{missing:05d}-of-{count:05d}"
-                    yield finding("missing-file", _in(folder, lost), f"shard {missing} of {count} is not there")
+                    yield finding(
+                        "missing-file", _in(folder, lost), f"shard {missing} of {count} is not there"
+                    )
                 if numbers == set(range(1, count + 1)) and count > 1:
-                    yield finding("missing-file", _in(folder, f"{stem}.index.json"), "the shards have no index, which is written last: the save was cut short")
+                    yield finding(
+                        "missing-file",
+                        _in(folder, f"{stem}.index.json"),
+                        "the shards have no index, which is written last: the save was cut short",
+                    )
 
 
 def _in(folder: str, file: Any) -> str:
@@ -141,7 +178,6 @@ def _twice(facts: CheckpointFacts, name: str, where: list[str]) -> Iterator[Find
         severity=Severity.INFO if same else Severity.WARNING if unknown else None,
         effect=Effect.NONE if same or unknown else None,
     )
-
 
 
 CHECK = WeightIndex()

@@ -9,7 +9,9 @@ from ckptguard.ports import Subject
 from ckptguard.validators._base import comparable, stated_step
 
 NUMBER = re.compile(r"\d+")
-EMBEDDING = re.compile(r"(^|\.)(wte|wpe|embed_tokens|embed_in|word_embeddings|tok_embeddings|token_embedding|embeddings?|emb)\.weight$")
+EMBEDDING = re.compile(
+    r"(^|\.)(wte|wpe|embed_tokens|embed_in|word_embeddings|tok_embeddings|token_embedding|embeddings?|emb)\.weight$"
+)
 
 
 class ZeroWeights:
@@ -39,7 +41,11 @@ class ZeroWeights:
                 continue
             reason = self._reason(subject, name, weights)
             if reason:
-                yield finding("zero-weights", facts.state.subject(tensor), f"all {tensor.numel} numbers of {name} are zero; {reason}")
+                yield finding(
+                    "zero-weights",
+                    facts.state.subject(tensor),
+                    f"all {tensor.numel} numbers of {name} are zero; {reason}",
+                )
 
     @staticmethod
     def _reason(subject: Subject, name: str, weights: Mapping[str, Tensor]) -> str:
@@ -53,7 +59,11 @@ class ZeroWeights:
         if "lora_B" in name:
             return ""
         pattern = NUMBER.sub("#", name)
-        peers = [t for n, t in weights.items() if n != name and NUMBER.sub("#", n) == pattern and t.facts is not None]
+        peers = [
+            t
+            for n, t in weights.items()
+            if n != name and NUMBER.sub("#", n) == pattern and t.facts is not None
+        ]
         if any(not p.facts.zeros for p in peers if p.facts is not None):
             return "in other layers they are not"
         return "an embedding never is" if EMBEDDING.search(name) else ""
@@ -61,7 +71,13 @@ class ZeroWeights:
 
 def _is_zero(tensor: Tensor) -> bool:
     floating = tensor.dtype.startswith(("float", "bfloat"))
-    return floating and len(tensor.shape) >= 2 and tensor.numel >= 4 and tensor.facts is not None and tensor.facts.zeros
+    return (
+        floating
+        and len(tensor.shape) >= 2
+        and tensor.numel >= 4
+        and tensor.facts is not None
+        and tensor.facts.zeros
+    )
 
 
 CHECK = ZeroWeights()

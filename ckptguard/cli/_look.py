@@ -40,7 +40,12 @@ def progress(label: str, *, quiet: bool) -> Iterator[Progress | None]:
             state["shown"] = now
             rate = state["bytes"] / (now - state["begin"])
             line = f"{label}: {state['bytes'] / 1e9:.2f} GB read, {rate / 1e9:.2f} GB/s, {name}"
-            print(f"\r\x1b[K{line[:110]}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            print(
+                f"\r\x1b[K{line[:110]}" if terminal else line,
+                end="" if terminal else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
 
     yield show
     if terminal and state["shown"]:

@@ -32,7 +32,12 @@ def say(text: str, *, quiet: bool = False) -> None:
 def fail(error: CkptguardError, as_json: bool) -> NoReturn:
     """Report a deliberate error and end with its exit status."""
     if as_json:
-        emit_json({"schema": SCHEMA, "error": {"code": error.error_code, "message": error.message, "hint": error.hint}})
+        emit_json(
+            {
+                "schema": SCHEMA,
+                "error": {"code": error.error_code, "message": error.message, "hint": error.hint},
+            }
+        )
     say(f"ckptguard: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
     raise typer.Exit(error.exit_code)
 

@@ -22,22 +22,55 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    targets: Annotated[list[str], typer.Argument(metavar="TARGET...", help="Run or checkpoint: a local path or s3://bucket/prefix.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="Run or checkpoint: a local path or s3://bucket/prefix."),
+    ],
     depth: Annotated[str, typer.Option(help="How deep to look: listing, structure or content.")] = "content",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; with no --json, no table either.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show notes too, not only warnings and errors.")] = False,
-    grace: Annotated[str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")] = "15m",
-    strict: Annotated[bool, typer.Option(help="Every warning and error counts for the exit status, those of the run too.")] = False,
-    require: Annotated[str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress; with no --json, no table either.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show notes too, not only warnings and errors.")
+    ] = False,
+    grace: Annotated[
+        str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")
+    ] = "15m",
+    strict: Annotated[
+        bool, typer.Option(help="Every warning and error counts for the exit status, those of the run too.")
+    ] = False,
+    require: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")
+    ] = None,
     record: Annotated[bool, typer.Option(help="Keep the verdicts under RUN/.ckptguard/verdicts/.")] = False,
-    max_age: Annotated[str | None, typer.Option(metavar="DURATION", help="Accept a recorded verdict that young, if nothing changed.")] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Give up after this time; what was not read is unknown.")] = None,
-    silence: Annotated[list[str] | None, typer.Option(metavar="CODE=REASON@DATE", help="Make a code information until that date.")] = None,
-    also: Annotated[list[str] | None, typer.Option(metavar="ROOT", help="Judge the union with this directory: shards on several nodes' disks.")] = None,
-    replica: Annotated[str | None, typer.Option(metavar="TARGET", help="Compare the run with its copy there.")] = None,
-    max_rate: Annotated[str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Accept a recorded verdict that young, if nothing changed."),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Give up after this time; what was not read is unknown."),
+    ] = None,
+    silence: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE=REASON@DATE", help="Make a code information until that date."),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROOT", help="Judge the union with this directory: shards on several nodes' disks."
+        ),
+    ] = None,
+    replica: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="Compare the run with its copy there.")
+    ] = None,
+    max_rate: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")
+    ] = None,
 ) -> None:
     """Find every checkpoint under each TARGET and judge it: exact, lossy, unsafe."""
     with guarded(json):
@@ -66,5 +99,10 @@ def audit(
                 print_report(report, sys.stdout, verbose=verbose)
         bad = any(v.resume in ("unsafe", "unknown") for r in reports for v in r.checkpoints)
         if strict:
-            bad = bad or any(f.severity > Severity.INFO for r in reports for v in r.checkpoints for f in (*v.findings, *r.findings))
+            bad = bad or any(
+                f.severity > Severity.INFO
+                for r in reports
+                for v in r.checkpoints
+                for f in (*v.findings, *r.findings)
+            )
         raise typer.Exit(1 if bad else 0)

@@ -26,15 +26,33 @@ def preflight(
     depth: Annotated[str, typer.Option(help="How deep to look: listing, structure or content.")] = "content",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No reasons on stderr.")] = False,
-    grace: Annotated[str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")] = "0",
-    allow_lossy: Annotated[bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")] = False,
-    require: Annotated[str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")] = None,
-    no_fresh: Annotated[bool, typer.Option(help="A run without any checkpoint is a stop (1), not a fresh start (3).")] = False,
-    allow_missing: Annotated[bool, typer.Option(help="A RUN that does not exist is a fresh start (3).")] = False,
-    quarantine: Annotated[bool, typer.Option(help="Move unsafe checkpoints under RUN/.ckptguard/quarantine/.")] = False,
-    undo: Annotated[bool, typer.Option(help="Bring quarantined checkpoints back, and do nothing else.")] = False,
-    max_rate: Annotated[str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")] = None,
+    grace: Annotated[
+        str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")
+    ] = "0",
+    allow_lossy: Annotated[
+        bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")
+    ] = False,
+    require: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")
+    ] = None,
+    no_fresh: Annotated[
+        bool, typer.Option(help="A run without any checkpoint is a stop (1), not a fresh start (3).")
+    ] = False,
+    allow_missing: Annotated[
+        bool, typer.Option(help="A RUN that does not exist is a fresh start (3).")
+    ] = False,
+    quarantine: Annotated[
+        bool, typer.Option(help="Move unsafe checkpoints under RUN/.ckptguard/quarantine/.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option(help="Bring quarantined checkpoints back, and do nothing else.")
+    ] = False,
+    max_rate: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")
+    ] = None,
 ) -> None:
     """Go or no-go before a resume: prints the path to resume from, and on stderr why newer ones were passed over."""
     with guarded(json):
@@ -83,7 +101,14 @@ def document(run: str, decision) -> dict:  # type: ignore[no-untyped-def, type-a
     body = (
         report_document(decision.report)
         if decision.report is not None
-        else {"schema": SCHEMA, "target": run, "checkpoints": [], "findings": [], "latest": None, "newest_safe": None}
+        else {
+            "schema": SCHEMA,
+            "target": run,
+            "checkpoints": [],
+            "findings": [],
+            "latest": None,
+            "newest_safe": None,
+        }
     )
     return {**body, "resume_from": decision.resume_from, "decision": decision.decision}
 
@@ -94,7 +119,9 @@ def _local(run: str):  # type: ignore[no-untyped-def]
     from ckptguard.errors import UsageError
 
     if "://" in run:
-        raise UsageError("--quarantine works on local runs", "on S3, move the checkpoint's prefix with your own tools")
+        raise UsageError(
+            "--quarantine works on local runs", "on S3, move the checkpoint's prefix with your own tools"
+        )
     return Path(run)
 
 
@@ -104,9 +131,13 @@ def _quarantine(run: str, decision, options, quiet: bool) -> None:  # type: igno
 
     path = _local(run)
     opened, directory, manifests = open_target(run, options)
-    verdicts = {m.path: v for m in manifests for v in decision.report.checkpoints if opened.shown(m.path) == v.path}
+    verdicts = {
+        m.path: v for m in manifests for v in decision.report.checkpoints if opened.shown(m.path) == v.path
+    }
     good = next((m.path for m in manifests if opened.shown(m.path) == decision.resume_from), None)
-    moves = plan_moves(manifests, verdicts, find_pointers(opened.store, directory, manifests), good, options.now())
+    moves = plan_moves(
+        manifests, verdicts, find_pointers(opened.store, directory, manifests), good, options.now()
+    )
     for line in carry_out(path, moves):
         say(f"ckptguard: {line}", quiet=quiet)
 

@@ -20,12 +20,19 @@ def register(app: typer.Typer) -> None:
 
 
 def seal(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="Checkpoints to seal: local paths or s3:// prefixes.")],
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(metavar="CHECKPOINT...", help="Checkpoints to seal: local paths or s3:// prefixes."),
+    ],
     force: Annotated[bool, typer.Option(help="Replace a seal that differs.")] = False,
-    megatron: Annotated[bool, typer.Option(help="Also write Megatron's own integrity.json into the checkpoint.")] = False,
+    megatron: Annotated[
+        bool, typer.Option(help="Also write Megatron's own integrity.json into the checkpoint.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")
+    ] = None,
 ) -> None:
     """Record digests of every block and tensor, for later audits and repairs to compare with."""
     with guarded(json):
@@ -37,13 +44,18 @@ def seal(
         for target in checkpoints:
             try:
                 with progress(target, quiet=quiet) as show:
-                    done.append(seal_checkpoint(target, force=force, megatron=megatron, jobs=jobs, progress=show))
+                    done.append(
+                        seal_checkpoint(target, force=force, megatron=megatron, jobs=jobs, progress=show)
+                    )
             except Refused as error:
                 refused = refused or error
                 done.append({"checkpoint": target, "sealed": False, "why": error.message})
                 say(f"ckptguard: {error.message}\n  {error.hint}", quiet=quiet)
             else:
-                say(f"sealed {target}: {done[-1]['files']} files, {done[-1]['bytes']} bytes, {done[-1]['tensors']} tensors", quiet=quiet)
+                say(
+                    f"sealed {target}: {done[-1]['files']} files, {done[-1]['bytes']} bytes, {done[-1]['tensors']} tensors",
+                    quiet=quiet,
+                )
         if json:
             emit_json({"schema": 1, "sealed": done})
         raise typer.Exit(1 if refused is not None else 0)

@@ -91,7 +91,9 @@ def _persistent(pid: Any, storages: dict[str, Storage]) -> Any:
     kind, key, location, numel = pid[1:5]
     dtype = storage_dtype(kind)
     if not isinstance(key, str | int) or not isinstance(location, str) or len(str(key)) > MAX_NAME:
-        raise FormatError("bad-header", f"a storage with the key {brief(key, 40)} and the location {brief(location, 40)}")
+        raise FormatError(
+            "bad-header", f"a storage with the key {brief(key, 40)} and the location {brief(location, 40)}"
+        )
     if dtype is None or not isinstance(numel, int) or numel < 0:
         raise FormatError(
             "bad-header",

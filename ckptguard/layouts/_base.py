@@ -40,7 +40,10 @@ def build_directory(entries: Iterable[Entry]) -> Directory:
 
 
 def _freeze(path: str, node: Mapping[str, Any], beside: Mapping[str, Entry]) -> Directory:
-    dirs = {name: _freeze(f"{path}/{name}" if path else name, sub, node["files"]) for name, sub in node["dirs"].items()}
+    dirs = {
+        name: _freeze(f"{path}/{name}" if path else name, sub, node["files"])
+        for name, sub in node["dirs"].items()
+    }
     return Directory(path, node["files"], dirs, beside)
 
 
@@ -101,7 +104,9 @@ class LayoutBase:
         return ()
 
 
-def text_pointer(directory: Directory, name: str, read: Callable[[str], bytes], layout: str = "") -> Pointer | None:
+def text_pointer(
+    directory: Directory, name: str, read: Callable[[str], bytes], layout: str = ""
+) -> Pointer | None:
     """A pointer that is a small text file naming a checkpoint beside it."""
     entry = directory.files.get(name)
     if entry is None or entry.size > 4096 or entry.kind == "other":

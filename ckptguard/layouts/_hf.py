@@ -11,10 +11,24 @@ from ckptguard.layouts._state import Builder, is_weights
 from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile, Role, Tensor
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
-WEIGHTS = re.compile(r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(\.[A-Za-z0-9_-]+)?\.(safetensors|bin)$")
+WEIGHTS = re.compile(
+    r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(\.[A-Za-z0-9_-]+)?\.(safetensors|bin)$"
+)
 INDEX = re.compile(r"^.+\.(safetensors|bin)\.index(\.[\w-]+)?\.json$")
 CONFIGS = ("config.json", "adapter_config.json")
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model", "vocab.txt", "spiece.model", "chat_template.jinja", "preprocessor_config.json")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+)
 
 
 def weight_files(directory: Directory, base: str = "") -> Iterator[ManifestFile]:
@@ -24,7 +38,9 @@ def weight_files(directory: Directory, base: str = "") -> Iterator[ManifestFile]
         if INDEX.match(name):
             yield ManifestFile(inside, entry, Role.INDEX, "json")
         elif WEIGHTS.match(name) or SHARD.match(name):
-            yield ManifestFile(inside, entry, Role.MODEL, "safetensors" if name.endswith("safetensors") else "torch")
+            yield ManifestFile(
+                inside, entry, Role.MODEL, "safetensors" if name.endswith("safetensors") else "torch"
+            )
         elif name in CONFIGS:
             yield ManifestFile(inside, entry, Role.CONFIG, "json")
         elif name == "generation_config.json":
@@ -86,7 +102,11 @@ def add_tokenizer(builder: Builder, files: Mapping[str, FileFacts], prefix: str 
 def _vocabulary(tokenizer: Mapping[str, Any]) -> int:
     """A number that differs where the vocabularies differ."""
     vocab = as_object(tokenizer.get("model")).get("vocab")
-    return hash(tuple(sorted(vocab.items()))) if isinstance(vocab, dict) and all(isinstance(v, int) for v in vocab.values()) else 0
+    return (
+        hash(tuple(sorted(vocab.items())))
+        if isinstance(vocab, dict) and all(isinstance(v, int) for v in vocab.values())
+        else 0
+    )
 
 
 def _token_ids(tokenizer: Mapping[str, Any]) -> Iterator[int]:

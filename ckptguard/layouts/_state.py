@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckptguard.formats.pickles import Opaque
 from ckptguard.model import (
@@ -35,13 +35,40 @@ STEP_NAMES = {
 EPOCH_NAMES = {"epoch", "current_epoch", "epochs_run", "epoch_num", "epochs"}
 EMA_NAME = re.compile(r"(^|[._-])(ema|swa|averaged?|shadow|polyak|moving_average)", re.IGNORECASE)
 RNG_NAME = re.compile(r"rng|random|seed_state|generator", re.IGNORECASE)
-LOADER_NAME = re.compile(r"loader|sampler|data_?state|data_?position|data_iter|dataset_state|^data$|datamodule", re.IGNORECASE)
+LOADER_NAME = re.compile(
+    r"loader|sampler|data_?state|data_?position|data_iter|dataset_state|^data$|datamodule", re.IGNORECASE
+)
 SCALER_NAME = re.compile(r"scaler|loss_scale|amp", re.IGNORECASE)
 SCHEDULER_NAME = re.compile(r"sched|lr_", re.IGNORECASE)
 OPTIMIZER_NAME = re.compile(r"optim|^opt$|^opt_|_opt$|adam|muon", re.IGNORECASE)
-SCHEDULER_KEYS = {"last_epoch", "_step_count", "base_lrs", "_last_lr", "_schedulers", "lr_lambdas", "last_batch_iteration"}
-RNG_KEYS = {"python", "numpy", "torch", "cuda", "cpu", "random", "torch_rng_state", "cuda_rng_state", "torch_cuda", "cpu_rng_state"}
-WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+SCHEDULER_KEYS = {
+    "last_epoch",
+    "_step_count",
+    "base_lrs",
+    "_last_lr",
+    "_schedulers",
+    "lr_lambdas",
+    "last_batch_iteration",
+}
+RNG_KEYS = {
+    "python",
+    "numpy",
+    "torch",
+    "cuda",
+    "cpu",
+    "random",
+    "torch_rng_state",
+    "cuda_rng_state",
+    "torch_cuda",
+    "cpu_rng_state",
+}
+WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "_forward_module.",
+    "_fsdp_wrapped_module.",
+    "_checkpoint_wrapped_module.",
+)
 
 
 def scalar(value: Any) -> int | float | None:
@@ -57,7 +84,11 @@ def scalar(value: Any) -> int | float | None:
 
 def integer(value: Any) -> int | None:
     number = scalar(value)
-    return int(number) if number is not None and number == number and abs(number) < 1 << 62 and number == int(number) else None
+    return (
+        int(number)
+        if number is not None and number == number and abs(number) < 1 << 62 and number == int(number)
+        else None
+    )
 
 
 def items(value: Any) -> Mapping[Any, Any]:
@@ -80,30 +111,41 @@ def is_scheduler(value: Any) -> bool:
 
 
 def is_scaler(value: Any) -> bool:
-    return isinstance(value, dict) and "scale" in value and bool({"growth_factor", "_growth_tracker", "growth_tracker"} & value.keys())
+    return (
+        isinstance(value, dict)
+        and "scale" in value
+        and bool({"growth_factor", "_growth_tracker", "growth_tracker"} & value.keys())
+    )
 
 
-def is_weights(value: Any) -> bool:
+def is_weights(value: Any) -> TypeGuard[dict[str, Any]]:
     """A flat mapping of parameter names to tensors (bookkeeping bytes of FP8 layers and None allowed)."""
     if not isinstance(value, dict) or not value:
         return False
     tensors = sum(isinstance(v, Tensor) for v in value.values())
-    return tensors > 0 and all(
-        isinstance(k, str) and (isinstance(v, Tensor) or v is None or k.endswith("_extra_state") or isinstance(v, Opaque))
-        for k, v in value.items()
-    ) and tensors * 2 >= len(value)
+    return (
+        tensors > 0
+        and all(
+            isinstance(k, str)
+            and (isinstance(v, Tensor) or v is None or k.endswith("_extra_state") or isinstance(v, Opaque))
+            for k, v in value.items()
+        )
+        and tensors * 2 >= len(value)
+    )
 
 
 def is_rng(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.dtype == "uint8" and value.shape in ((5056,), (16,), (816,))
     if isinstance(value, dict):
-        return bool(value) and bool(RNG_KEYS & {str(k) for k in value}) and not is_weights({k: v for k, v in value.items() if k != "cpu"})
+        return (
+            bool(value)
+            and bool(RNG_KEYS & {str(k) for k in value})
+            and not is_weights({k: v for k, v in value.items() if k != "cpu"})
+        )
     if isinstance(value, tuple) and len(value) == 3 and value[0] == 3:
         return isinstance(value[1], tuple)
-    if isinstance(value, tuple) and len(value) == 5 and value[0] == "MT19937":
-        return True
-    return False
+    return isinstance(value, tuple) and len(value) == 5 and value[0] == "MT19937"
 
 
 class Builder:
@@ -163,9 +205,20 @@ class Builder:
         if averaged is not None:
             self.attributes["ema_updates"] = averaged
 
-    def add_optimizer(self, value: Mapping[str, Any], file: str, *, rank: int | None = None, sharded: bool = False, name: str = "") -> None:
+    def add_optimizer(
+        self,
+        value: Mapping[str, Any],
+        file: str,
+        *,
+        rank: int | None = None,
+        sharded: bool = False,
+        name: str = "",
+    ) -> None:
         groups = tuple(
-            ParamGroup({k: v for k, v in g.items() if k != "params"}, tuple(str(p) for p in g.get("params", ()) if not isinstance(p, Tensor)))
+            ParamGroup(
+                {k: v for k, v in g.items() if k != "params"},
+                tuple(str(p) for p in g.get("params", ()) if not isinstance(p, Tensor)),
+            )
             for g in value.get("param_groups", ())
             if isinstance(g, dict)
         )
@@ -200,7 +253,9 @@ class Builder:
 
     # --- whole trees --------------------------------------------------------------------------------
 
-    def add_tree(self, tree: Any, file: str, *, rank: int | None = None, depth: int = 0, path: str = "") -> None:
+    def add_tree(
+        self, tree: Any, file: str, *, rank: int | None = None, depth: int = 0, path: str = ""
+    ) -> None:
         """Recognise everything in a tree of any sensible shape."""
         if isinstance(tree, Opaque):
             weights = dict(module_weights(tree))
@@ -219,7 +274,9 @@ class Builder:
         if is_scaler(tree):
             self.add_scaler(tree, file, rank)
             return
-        if is_scheduler(tree) and not any(isinstance(v, dict) and (is_weights(v) or is_optimizer(v)) for v in tree.values()):
+        if is_scheduler(tree) and not any(
+            isinstance(v, dict) and (is_weights(v) or is_optimizer(v)) for v in tree.values()
+        ):
             self.add_scheduler(tree, file, rank)
             return
         if isinstance(tree, list | tuple) and depth and depth < 4:
@@ -239,14 +296,24 @@ class Builder:
             self.add_counter(path, value, file, "epoch")
         elif SCALER_NAME.search(key) and (is_scaler(value) or value == {}):
             self.add_scaler(value, file, rank)
-        elif LOADER_NAME.search(key) and isinstance(value, dict | list | int | Opaque) and not is_weights(value):
+        elif (
+            LOADER_NAME.search(key)
+            and isinstance(value, dict | list | int | Opaque)
+            and not is_weights(value)
+        ):
             if value not in ({}, []):
                 self.add_loader(value if isinstance(value, dict) else {"position": value}, file, rank)
         elif is_optimizer(value) or is_scaler(value):
             self.add_tree(value, file, rank=rank, depth=depth + 1, path=path)
         elif RNG_NAME.search(key) and self._rng(key, value, file, rank):
             pass
-        elif SCHEDULER_NAME.search(key) and isinstance(value, dict) and value and not is_weights(value) and not _nested_dicts(value):
+        elif (
+            SCHEDULER_NAME.search(key)
+            and isinstance(value, dict)
+            and value
+            and not is_weights(value)
+            and not _nested_dicts(value)
+        ):
             self.add_scheduler(value, file, rank)
         elif isinstance(value, dict | Opaque) and depth < 4:
             if OPTIMIZER_NAME.search(key) and isinstance(value, dict) and not value:
@@ -398,7 +465,12 @@ def holds_training_state(tree: Any) -> bool:
         return True
     if not isinstance(tree, dict):
         return False
-    return any(is_weights(v) or is_optimizer(v) or (isinstance(v, dict) and any(is_weights(w) or is_optimizer(w) for w in v.values())) for v in _some(tree.values()))
+    return any(
+        is_weights(v)
+        or is_optimizer(v)
+        or (isinstance(v, dict) and any(is_weights(w) or is_optimizer(w) for w in v.values()))
+        for v in _some(tree.values())
+    )
 
 
 def _some(values: Iterable[Any]) -> Iterator[Any]:

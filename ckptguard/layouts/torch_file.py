@@ -17,11 +17,28 @@ from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile,
 from ckptguard.ports import Resolve
 
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl", ".pth.tar", ".pt.tar", ".model", ".checkpoint")
-POINTERS = ("latest", "latest.txt", "latest_checkpoint", "latest_checkpoint.txt", "last", "last.txt", "last_checkpoint", "checkpoint", "LATEST", "last_checkpoint.txt")
-LINK = re.compile(r"^(latest|last|newest|current|best)([._-].*)?$|[._-](latest|last|newest|current|best)\.\w+$", re.IGNORECASE)
-SPEAKING = re.compile(r"ckpt|checkpoint|chkpt|snapshot|weights|model|last|best|latest|final|state", re.IGNORECASE)
+POINTERS = (
+    "latest",
+    "latest.txt",
+    "latest_checkpoint",
+    "latest_checkpoint.txt",
+    "last",
+    "last.txt",
+    "last_checkpoint",
+    "checkpoint",
+    "LATEST",
+    "last_checkpoint.txt",
+)
+LINK = re.compile(
+    r"^(latest|last|newest|current|best)([._-].*)?$|[._-](latest|last|newest|current|best)\.\w+$",
+    re.IGNORECASE,
+)
+SPEAKING = re.compile(
+    r"ckpt|checkpoint|chkpt|snapshot|weights|model|last|best|latest|final|state", re.IGNORECASE
+)
 ROLE = re.compile(
-    r"(?P<role>optimizer|optim|opt|model|meta|scheduler|sched|scaler|rng|dataloader|loader|state|ema|weights|trainer|train_state|training_state)", re.IGNORECASE
+    r"(?P<role>optimizer|optim|opt|model|meta|scheduler|sched|scaler|rng|dataloader|loader|state|ema|weights|trainer|train_state|training_state)",
+    re.IGNORECASE,
 )
 RANK = re.compile(r"[._-]?rank[._-]?(\d+)", re.IGNORECASE)
 ROLES = {
@@ -56,13 +73,18 @@ class TorchFile(LayoutBase):
 
     @staticmethod
     def _is_candidate(name: str, entry: Entry) -> bool:
-        if entry.kind == "link" and entry.resolved is not None or entry.kind not in ("file", "link"):
+        if (entry.kind == "link" and entry.resolved is not None) or entry.kind not in ("file", "link"):
             return False
         if entry.kind == "link":  # dangling: a pointer, not a checkpoint
             return False
         bare = name
         if is_temporary(name):
-            bare = re.sub(r"\.(tmp|temp|part|partial|dirty|incomplete|writing)([.-]?\w*)?$|~$", "", name, flags=re.IGNORECASE)
+            bare = re.sub(
+                r"\.(tmp|temp|part|partial|dirty|incomplete|writing)([.-]?\w*)?$|~$",
+                "",
+                name,
+                flags=re.IGNORECASE,
+            )
         return bare.lower().endswith(ENDINGS) and not name.startswith("events.")
 
     @staticmethod
@@ -75,8 +97,16 @@ class TorchFile(LayoutBase):
         name = entry.name
         series = series_of(name)
         step = step_in(name)
-        speaks = step is not None or bool(SPEAKING.search(name)) or sum(series_of(e.name) == series for e in alone) > 1
-        if entry.size <= 4096 and LINK.match(name) and entry.size < min((e.size for e in alone if e is not entry), default=0):
+        speaks = (
+            step is not None
+            or bool(SPEAKING.search(name))
+            or sum(series_of(e.name) == series for e in alone) > 1
+        )
+        if (
+            entry.size <= 4096
+            and LINK.match(name)
+            and entry.size < min((e.size for e in alone if e is not entry), default=0)
+        ):
             speaks = False  # a link whose store knows no links is a small file that holds the name
         return Manifest(
             path=entry.key,
@@ -95,7 +125,11 @@ class TorchFile(LayoutBase):
         files = []
         for entry in members:
             rank = RANK.search(entry.name)
-            files.append(ManifestFile(entry.name, entry, _role(entry.name), "torch", int(rank.group(1)) if rank else None))
+            files.append(
+                ManifestFile(
+                    entry.name, entry, _role(entry.name), "torch", int(rank.group(1)) if rank else None
+                )
+            )
         for name, entry in sorted(directory.files.items()):
             if name.endswith(".json") and step_in(name) == step and entry.kind == "file":
                 files.append(ManifestFile(name, entry, Role.TRAINER_STATE, "json"))
@@ -142,7 +176,9 @@ class TorchFile(LayoutBase):
             elif LINK.search(name) and 0 < entry.size <= 512 and name.lower().endswith(ENDINGS):
                 found.append(text_pointer(directory, name, read))  # a link that a copy turned into its text
         return tuple(
-            replace(p, kind="best") if re.search(r"best", p.entry.name, re.IGNORECASE) else p for p in found if p is not None
+            replace(p, kind="best") if re.search(r"best", p.entry.name, re.IGNORECASE) else p
+            for p in found
+            if p is not None
         )
 
 

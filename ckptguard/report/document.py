@@ -40,7 +40,11 @@ def verdict_document(verdict: Verdict) -> dict[str, Any]:
             "bytes_proven": coverage.bytes_proven,
             "unprovable": coverage.unprovable,
         },
-        "health": {"status": health.status, "since_step": health.since_step, "steps_to_discard": health.steps_to_discard},
+        "health": {
+            "status": health.status,
+            "since_step": health.since_step,
+            "steps_to_discard": health.steps_to_discard,
+        },
         "findings": [finding_document(f) for f in verdict.findings],
     }
 
@@ -64,4 +68,7 @@ def reports_document(reports: tuple[RunReport, ...]) -> dict[str, Any] | list[di
 
 
 def error_document(error: CkptguardError) -> dict[str, Any]:
-    return {"schema": SCHEMA, "error": {"code": error.error_code, "message": error.message, "hint": error.hint}}
+    return {
+        "schema": SCHEMA,
+        "error": {"code": error.error_code, "message": error.message, "hint": error.hint},
+    }

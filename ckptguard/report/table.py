@@ -6,7 +6,13 @@ from typing import IO, Any
 
 from ckptguard.model import Finding, Resume, RunReport, Severity, Verdict
 
-COLOURS = {Resume.EXACT: "green", Resume.LOSSY: "yellow", Resume.UNKNOWN: "magenta", Resume.UNSAFE: "red", Resume.WRITING: "cyan"}
+COLOURS = {
+    Resume.EXACT: "green",
+    Resume.LOSSY: "yellow",
+    Resume.UNKNOWN: "magenta",
+    Resume.UNSAFE: "red",
+    Resume.WRITING: "cyan",
+}
 MARKS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 
 
@@ -17,9 +23,20 @@ def print_report(report: RunReport, stream: IO[str], *, verbose: bool = False) -
     from rich.text import Text
 
     # In a pipe nothing knows the width of what reads it: lines are as long as they are.
-    console = Console(file=stream, highlight=False, soft_wrap=True, emoji=False, width=None if stream.isatty() else 400)
+    console = Console(
+        file=stream, highlight=False, soft_wrap=True, emoji=False, width=None if stream.isatty() else 400
+    )
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for title, side in (("checkpoint", "left"), ("step", "right"), ("layout", "left"), ("resume", "left"), ("evidence", "left"), ("size", "right"), ("proven", "right"), ("findings", "left")):
+    for title, side in (
+        ("checkpoint", "left"),
+        ("step", "right"),
+        ("layout", "left"),
+        ("resume", "left"),
+        ("evidence", "left"),
+        ("size", "right"),
+        ("proven", "right"),
+        ("findings", "left"),
+    ):
         table.add_column(title, justify=side, overflow="fold", no_wrap=title != "findings")  # type: ignore[arg-type]
     for verdict in report.checkpoints:
         table.add_row(*_row(verdict, Text))
@@ -28,16 +45,33 @@ def print_report(report: RunReport, stream: IO[str], *, verbose: bool = False) -
         _findings(console, verdict.path, verdict.findings, verbose, Text)
     _findings(console, report.root, report.findings, verbose, Text)
     console.print()
-    console.print(Text.assemble("resume from  ", (report.resume_from or "none", "bold green" if report.resume_from else "bold red")))
+    console.print(
+        Text.assemble(
+            "resume from  ",
+            (report.resume_from or "none", "bold green" if report.resume_from else "bold red"),
+        )
+    )
     if report.latest and report.latest != report.resume_from:
-        console.print(Text.assemble("latest is    ", (report.latest, "yellow"), "  (what the framework itself would pick)"))
+        console.print(
+            Text.assemble(
+                "latest is    ", (report.latest, "yellow"), "  (what the framework itself would pick)"
+            )
+        )
     if report.newest_safe and report.newest_safe != report.resume_from:
-        console.print(Text.assemble("newest safe  ", report.newest_safe, "  (lossy: it has lost more than the run's other checkpoints)"))
+        console.print(
+            Text.assemble(
+                "newest safe  ",
+                report.newest_safe,
+                "  (lossy: it has lost more than the run's other checkpoints)",
+            )
+        )
 
 
 def _row(verdict: Verdict, text: Any) -> list[Any]:
     loud = [f for f in verdict.findings if f.loud]
-    codes = ", ".join(dict.fromkeys(f.code for f in loud)) or ("" if not verdict.findings else f"{len(verdict.findings)} notes")
+    codes = ", ".join(dict.fromkeys(f.code for f in loud)) or (
+        "" if not verdict.findings else f"{len(verdict.findings)} notes"
+    )
     proven = verdict.coverage.bytes_proven / verdict.bytes if verdict.bytes else 0.0
     return [
         text(verdict.path),
@@ -58,7 +92,11 @@ def _findings(console: Any, where: str, findings: tuple[Finding, ...], verbose: 
     console.print()
     console.print(text(where, style="bold"))
     for one in shown:
-        console.print(text.assemble("  ", (f"{one.severity}", MARKS[one.severity]), " ", (one.code, "bold"), "  ", one.message))
+        console.print(
+            text.assemble(
+                "  ", (f"{one.severity}", MARKS[one.severity]), " ", (one.code, "bold"), "  ", one.message
+            )
+        )
         if one.hint and one.loud:
             console.print(text(f"      {one.hint}", style="dim"))
 
