@@ -8,7 +8,7 @@ pickles judges exactly what the reader saw. Work and memory are bounded by the s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ckptguard.errors import FormatError
@@ -45,9 +45,13 @@ def read_pickle(
     except FormatError:
         raise
     except _DAMAGE as e:
-        raise FormatError("bad-header", f"pickle is damaged near byte {machine.pos}: {type(e).__name__}") from e
+        raise FormatError(
+            "bad-header", f"pickle is damaged near byte {machine.pos}: {type(e).__name__}"
+        ) from e
     except (RecursionError, MemoryError) as e:
-        raise FormatError("bad-header", f"pickle nests or grows beyond all measure near byte {machine.pos}") from e
+        raise FormatError(
+            "bad-header", f"pickle nests or grows beyond all measure near byte {machine.pos}"
+        ) from e
     _check_size(pickled.value, MIN_VALUES + SHARING * len(data))
     return pickled
 
@@ -88,24 +92,29 @@ def _check_size(tree: Any, limit: int) -> None:
     A few hundred bytes can make lists that hold one another 2**100 times.
     """
     sizes: dict[int, int] = {}
-    stack: list[tuple[Any, bool]] = [(tree, False)]
+    stack: list[tuple[Any, list[Any] | None]] = [(tree, None)]
     while stack:
-        value, ready = stack.pop()
-        if not ready and id(value) in sizes:
-            continue
-        children = _children(value)
-        if children is None:
-            continue
-        inner = [child for _, child in children if isinstance(child, dict | list | tuple | Opaque)]
-        if not ready:
-            sizes[id(value)] = 1  # a cycle ends where it meets itself
-            stack.append((value, True))
-            stack.extend((child, False) for child in inner if id(child) not in sizes)
-            continue
-        total = 1 + len(children) + sum(sizes.get(id(child), 1) for child in inner)
-        if total > limit:
-            raise FormatError("bad-header", "the pickle's values hold one another over and over: a decompression bomb")
-        sizes[id(value)] = total
+        value, inner = stack.pop()
+        if inner is not None:
+            total = sizes[id(value)] + sum(sizes.get(id(child), 1) for child in inner)
+            if total > limit:
+                raise FormatError(
+                    "bad-header", "the pickle's values hold one another over and over: a decompression bomb"
+                )
+            sizes[id(value)] = total
+        elif isinstance(value, _CONTAINERS) and id(value) not in sizes:
+            children = _values(value)
+            sizes[id(value)] = 1 + len(children)  # a cycle ends where it meets itself
+            inner = [child for child in children if isinstance(child, _CONTAINERS)]
+            if inner:
+                stack.append((value, inner))
+                stack.extend((child, None) for child in inner)
+
+
+def _values(value: Any) -> Collection[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else [child for _, child in _children(value) or ()]
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -125,4 +134,5 @@ def _children(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
+_CONTAINERS = (dict, list, tuple, Opaque)
 _HELD = (dict, list, tuple, Opaque, Tensor, bytes, bytearray)

@@ -83,7 +83,12 @@ def view(storage: Any, offset: int, size: Any, stride: Any, dtype: str | None = 
     strides = tuple(int(s) for s in stride)
     if not isinstance(storage, Storage):
         raise TypeError("not a storage")
-    if len(shape) > MAX_DIMENSIONS or len(strides) != len(shape) or offset < 0 or any(d < 0 for d in (*shape, *strides)):
+    if (
+        len(shape) > MAX_DIMENSIONS
+        or len(strides) != len(shape)
+        or offset < 0
+        or any(d < 0 for d in (*shape, *strides))
+    ):
         raise ValueError("impossible geometry")
     kind = dtype or storage.dtype
     tensor = Tensor("", kind, shape, strides=strides, storage=storage.key, location=storage.location)
@@ -240,7 +245,23 @@ def _path(*parts: Any) -> str:
     return posixpath.join(*(p if isinstance(p, str) else brief(p) for p in parts)) if parts else "."
 
 
-_PLAIN_BASES = frozenset(f"builtins.{n}" for n in ("object", "int", "float", "complex", "str", "bytes", "bytearray", "list", "tuple", "dict", "set", "frozenset"))
+_PLAIN_BASES = frozenset(
+    f"builtins.{n}"
+    for n in (
+        "object",
+        "int",
+        "float",
+        "complex",
+        "str",
+        "bytes",
+        "bytearray",
+        "list",
+        "tuple",
+        "dict",
+        "set",
+        "frozenset",
+    )
+)
 
 
 def _reconstructor(machine: Machine, cls: Any, base: Any = None, state: Any = None) -> Any:
@@ -321,7 +342,9 @@ CALLS: dict[str, Callable[..., Any] | Through] = {
     "torch._tensor._rebuild_from_type_v2": Through(_rebuild_from_type),
     "torch._tensor._rebuild_from_type": Through(_rebuild_from_type),
     "torch.Size": lambda items=(): tuple(items),
-    "torch.device": lambda kind="cpu", index=None: _text(kind) if index is None else f"{_text(kind)}:{_text(index)}",
+    "torch.device": lambda kind="cpu", index=None: (
+        _text(kind) if index is None else f"{_text(kind)}:{_text(index)}"
+    ),
     "torch.serialization._get_layout": _text,
     "torch.torch_version.TorchVersion": _text,
     "torch.Tensor": lambda *a: Opaque("torch.Tensor", a),

@@ -57,9 +57,25 @@ def rich() -> dict[str, object]:
     }
 
 
-DTYPES = (
-    "float64 float32 float16 bfloat16 float8_e5m2 float8_e4m3fn int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 complex128"
-).split()
+DTYPES = [
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex64",
+    "complex128",
+]
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
