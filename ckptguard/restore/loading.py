@@ -34,7 +34,7 @@ def load_parts(parts: Mapping[str, Any], held: Held) -> None:
             raise
         except Exception as error:
             kind = Misfit if component == "model" else Refused
-            raise kind(f"{subject}: {name} refuses its state: {_short(error)}") from error
+            raise kind(f"{subject}: {name} refuses its state: {short(error)}") from error
     held.release()
 
 
@@ -60,7 +60,8 @@ def _lacks_only_tied(part: Any, state: Mapping[str, Any], live: Mapping[str, Any
     return all(hasattr(live[name], "data_ptr") and live[name].data_ptr() in held for name in missing)
 
 
-def _short(error: Exception, lines: int = 4) -> str:
+def short(error: Exception, lines: int = 4) -> str:
+    """The kind of an error and its first lines, as one line."""
     text = [line.strip() for line in str(error).splitlines() if line.strip()]
     more = f" (and {len(text) - lines} more)" if len(text) > lines else ""
     return f"{type(error).__name__}: {' '.join(text[:lines])}{more}"

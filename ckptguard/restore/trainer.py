@@ -14,6 +14,7 @@ from typing import Any
 from ckptguard.record.fingerprints import OnDevice, fingerprint, join_fingerprints
 from ckptguard.restore.held import Held, Refused
 from ckptguard.restore.leaves import live_leaves
+from ckptguard.restore.loading import Misfit, short
 from ckptguard.restore.model import StepNumbers
 from ckptguard.restore.session import Session, StateOf, Stop
 
@@ -67,7 +68,8 @@ def run(session: Session, trainer: Any, device: str) -> None:
         return
     except Exception as error:
         if watch.loading or _speaks_of(error, session.order.checkpoint):
-            raise Refused(f"the Trainer does not resume from it: {type(error).__name__}: {error}") from error
+            kind = Misfit if "loading state_dict" in str(error) else Refused
+            raise kind(f"the Trainer does not resume from it: {short(error)}") from error
         raise
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptguard.errors import CkptguardError, RecipeError, TargetNotFound, UsageError
-from ckptguard.model import NotRun
+from ckptguard.inspect import Options, audit
+from ckptguard.model import Evidence, NotRun
 from ckptguard.restore.command import command_runner
 from ckptguard.restore.compare import Curve, measure_gap
 from ckptguard.restore.conclude import conclude, needs_calibration
@@ -251,10 +252,24 @@ def _blame_recipe_for_misfit(target: Target, trial: Trial) -> None:
         return
     own = _shapes(target.path)
     if own is not None and any(_shapes(sibling.path) == own for sibling in target.siblings):
-        raise RecipeError(
-            f"the recipe's model does not fit: {fault.message}",
-            "all checkpoints of this run have these weights: build the model that was trained",
-        )
+        why = "all checkpoints of this run have these weights"
+    elif _fits_its_config(target):
+        why = "the checkpoint fits its own config.json"
+    else:
+        return
+    raise RecipeError(
+        f"the recipe's model does not fit: {fault.message}", f"{why}: build the model that was trained"
+    )
+
+
+def _fits_its_config(target: Target) -> bool:
+    """Whether weights and the config beside them agree, as an audit sees it."""
+    try:
+        reports = audit(str(target.path), Options(depth=Evidence.STRUCTURE))
+    except CkptguardError:
+        return False
+    verdicts = [v for report in reports for v in report.checkpoints]
+    return len(verdicts) == 1 and verdicts[0].components.get("config") is True and verdicts[0].resume.safe
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]] | None:

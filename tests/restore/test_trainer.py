@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from ckptguard.errors import RecipeError
 from ckptguard.restore.target import listing
 from ckptguard.restore.validate import Request, validate
 
@@ -85,8 +88,6 @@ def test_a_lost_file_is_named(here, recipe, run, copy, lost, result, code, words
 
 def test_a_log_of_means_is_compared_as_such(here, recipe, run, copy):
     sparse = copy(run)
-    import json
-
     for state in sparse.glob("checkpoint-*/trainer_state.json"):
         content = json.loads(state.read_text())
         rows = content["log_history"]
@@ -107,3 +108,14 @@ def test_adapters_are_compared_by_the_names_they_are_saved_by(here, recipe, tmp_
     run = train(RECIPES, tmp_path_factory.mktemp("lora") / "out", "make_lora_trainer")
     report = here(run / "checkpoint-15", recipe("hf_trainer:make_lora_trainer"), steps=4)
     assert (report.result, report.bitwise, report.findings) == ("continuous", True, ())
+
+
+def test_a_model_that_does_not_fit_a_checkpoint_which_fits_its_config_is_the_recipes_fault(
+    here, recipe, run, copy
+):
+    alone = copy(run)
+    for other in ("checkpoint-20", "checkpoint-24"):
+        shutil.rmtree(alone / other)
+    with pytest.raises(RecipeError, match=r"model does not fit.*size mismatch") as raised:
+        here(alone / "checkpoint-15", recipe("hf_trainer:make_wider_trainer"))
+    assert "fits its own config.json" in raised.value.hint

@@ -53,6 +53,12 @@ def make_trainer(output: str = "out", logging_steps: int = 1, steps: int = 24) -
     return Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Chain())
 
 
+def make_wider_trainer() -> Trainer:
+    trainer = make_trainer()
+    config = GPT2Config(**{**trainer.model.config.to_dict(), "n_embd": 24})
+    return Trainer(model=GPT2LMHeadModel(config), args=trainer.args, train_dataset=trainer.train_dataset)
+
+
 def make_trainer_sparse() -> Trainer:
     return make_trainer(logging_steps=5)
 
