@@ -87,6 +87,8 @@ def _tree(files: Mapping[str, FileFacts], name: str) -> Any:
 
 def _completion(builder: Builder, files: Mapping[str, FileFacts], prefix: str) -> None:
     config = files.get(prefix + CONFIG)
+    if config is None and any(a.subject == prefix + CONFIG for a in builder.manifest.absences):
+        return  # the names alone said so
     if config is None:
         builder.problem(prefix + CONFIG, "incomplete-save", "", f"{prefix}{CONFIG} is not there; megatron-core writes it last and does not load a checkpoint without it")
     elif config.tree is not None and not isinstance(as_object(config.tree).get("sharded_backend"), str):

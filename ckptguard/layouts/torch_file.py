@@ -73,6 +73,8 @@ class TorchFile(LayoutBase):
 
     @staticmethod
     def _is_candidate(name: str, entry: Entry) -> bool:
+        if name == "latest_train_state.pt":
+            return False  # Megatron-Bridge's pointer, which is a torch file
         if (entry.kind == "link" and entry.resolved is not None) or entry.kind not in ("file", "link"):
             return False
         if entry.kind == "link":  # dangling: a pointer, not a checkpoint
