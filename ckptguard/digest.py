@@ -16,6 +16,7 @@ from isal import isal_zlib
 
 from ckptguard.model import TensorFacts
 
+MAX_DIMENSIONS = 64  # numpy's limit; torch writes no more either
 PIECE = 1 << 20
 BLOCK = 8 << 20
 

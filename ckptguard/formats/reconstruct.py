@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptguard.digest import itemsize
+from ckptguard.digest import MAX_DIMENSIONS, itemsize
 from ckptguard.formats._inert import Name, Opaque, brief, checked_key
 from ckptguard.formats._machine import Machine, Through
 from ckptguard.model import Tensor
@@ -36,9 +36,6 @@ STORAGE_DTYPES = {
     "QInt32Storage": "qint32",
     "UntypedStorage": "uint8",
 }
-
-
-MAX_DIMENSIONS = 64  # numpy's limit; torch writes no more either
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeGuard
 
+from ckptguard.digest import MAX_DIMENSIONS
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, Span, read_small_values
 from ckptguard.model import Problem, Tensor
@@ -115,11 +116,17 @@ def _metadata(value: Any) -> dict[str, str]:
 def _tensor(name: str, value: Any, base: int) -> Tensor:
     entry = dict(value) if isinstance(value, _Pairs) else {}
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FormatError(
             "bad-header", f"tensor {name} has the dtype {str(dtype)[:40]!r}, which does not exist"
         )
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
+    if (
+        not _naturals(shape)
+        or len(shape) > MAX_DIMENSIONS
+        or not _naturals(offsets)
+        or len(offsets) != 2
+        or offsets[1] < offsets[0]
+    ):
         raise FormatError("bad-header", f"tensor {name} has an impossible shape or impossible offsets")
     torch_name, bits = DTYPES[dtype]
     numel = 1
