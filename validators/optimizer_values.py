@@ -86,6 +86,7 @@ class OptimizerValues:
             or not step
             or not optimizer.groups
             or not any(g.params for g in optimizer.groups)
+            or step == facts.state.skipped_steps  # a loss scaler that has not found its scale yet
         ):
             return
         keeps_state = any("betas" in g.options or number(g.options.get("momentum")) for g in optimizer.groups)

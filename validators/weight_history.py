@@ -40,7 +40,7 @@ class WeightHistory:
             a.facts is not None and b.facts is not None and a.facts.digest == b.facts.digest
             for a, b in pairs.values()
         ):
-            if facts.state.attributes.get("ema_as_model"):
+            if facts.state.attributes.get("ema_as_model") or _all_skipped(facts, before):
                 return
             yield finding(
                 "frozen-weights",
@@ -116,6 +116,14 @@ def _impossible(facts: CheckpointFacts, before: CheckpointFacts, change: float, 
     steps = (stated_step(facts) or 0) - (stated_step(before) or 0)
     adaptive = any("betas" in g.options for o in facts.state.optimizers for g in o.groups)
     return bool(rates) and adaptive and change > REACH * max(rates) * steps * math.sqrt(numel)
+
+
+def _all_skipped(facts: CheckpointFacts, before: CheckpointFacts) -> bool:
+    """Whether the loss scaler skipped every step since the checkpoint before."""
+    skipped, earlier = facts.state.skipped_steps, before.state.skipped_steps
+    if skipped is None or earlier is None:
+        return False
+    return skipped - earlier == (stated_step(facts) or 0) - (stated_step(before) or 0) > 0
 
 
 CHECK = WeightHistory()

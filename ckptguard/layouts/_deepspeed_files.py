@@ -15,7 +15,7 @@ SHARDED_MODEL = re.compile(r"^zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})_mo
 OPTIMIZER = re.compile(
     r"^(?P<precision>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d{2,})(?P<bar>_?)optim_states\.pt$"
 )
-LAYER = re.compile(r"^layer_(?P<layer>\d+)-model_(?P<mp>\d+)-model_states\.pt$")
+LAYER = re.compile(r"^layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt$")
 EXPERT = re.compile(
     r"^(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt$"
 )
@@ -23,6 +23,7 @@ EXPERT_OPTIMIZER = re.compile(r"^expp_rank_(?P<rank>\d+)_mp_rank_(?P<mp>\d{2,})_
 TAG = re.compile(r"global_?step_?(\d+)$")
 PARTS = (MODEL, SHARDED_MODEL, OPTIMIZER, LAYER, EXPERT, EXPERT_OPTIMIZER)
 UNIVERSAL = "zero"
+UNIVERSAL_STATES = ("exp_avg.pt", "exp_avg_sq.pt", "step.pt")
 CARRIES = frozenset({"model", "optimizer", "scheduler"})
 
 
@@ -153,12 +154,11 @@ def _missing_experts(files: Sequence[ManifestFile]) -> Iterator[Absence]:
 def _universal_absences(directory: Directory) -> Iterator[Absence]:
     """Parameters without one of the states that others have."""
     folders = {name: sub for name, sub in directory.dirs[UNIVERSAL].dirs.items() if sub.files}
-    usual = {"fp32.pt"}
-    for state in ("exp_avg.pt", "exp_avg_sq.pt", "step.pt"):
-        if sum(state in sub.files for sub in folders.values()) * 2 > len(folders):
-            usual.add(state)
+    states = {n for sub in folders.values() for n in sub.files if n in UNIVERSAL_STATES}
     for name, sub in sorted(folders.items()):
-        for state in sorted(usual - sub.files.keys()):
+        # A buffer has its value only; a parameter has all that the others have.
+        wanted = {"fp32.pt"} | (states if states & sub.files.keys() else set())
+        for state in sorted(wanted - sub.files.keys()):
             path = f"{UNIVERSAL}/{name}/{state}"
             yield Absence(
                 "missing-file", path, f"the parameter {name} has no {state}, other parameters have it"

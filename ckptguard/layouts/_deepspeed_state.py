@@ -6,6 +6,7 @@ runtime/fp16/{fused_optimizer,loss_scaler}.py, utils/zero_to_fp32.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,33 @@ from ckptguard.model import FileFacts, ManifestFile, Tensor
 
 # Everything else in a model file is the client's state, merged in flat.
 OWN_KEYS = frozenset(
-    ["module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names", "skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions", "ds_config", "ds_version", "num_experts", "ds_autoep_layers", "universal_checkpoint_info", "autoep_layers", "folding_metadata", "checkpoint_version"]
+    [
+        "module",
+        "buffer_names",
+        "optimizer",
+        "param_shapes",
+        "frozen_param_shapes",
+        "frozen_param_fragments",
+        "shared_params",
+        "lr_scheduler",
+        "data_sampler",
+        "random_ltd",
+        "sparse_tensor_module_names",
+        "skipped_steps",
+        "global_steps",
+        "global_samples",
+        "dp_world_size",
+        "mp_world_size",
+        "checkpoint_parallel_dimensions",
+        "ds_config",
+        "ds_version",
+        "num_experts",
+        "ds_autoep_layers",
+        "universal_checkpoint_info",
+        "autoep_layers",
+        "folding_metadata",
+        "checkpoint_version",
+    ]
 )
 REPLICATED = (
     "global_steps",
@@ -51,12 +78,16 @@ def add_tag(
     )
     for name, tree in sorted(models.items()):
         _add_model_file(builder, prefix + name, name, tree, several=_several(models))
+    layers = {int(m["layer"]): n for n in trees if (m := LAYER.match(n))}
+    if layers:
+        _compare_layers(builder, prefix, models, layers, trees)
     for name, tree in sorted(trees.items()):
         _add_layer_file(builder, prefix + name, name, tree)
     for shard in shards:
         _add_shard(builder, shard, several=len({s.mp for s in shards}) > 1)
     if any(name.startswith(f"{UNIVERSAL}/") for name in trees):
         _add_universal(builder, prefix, trees)
+        _compare_universal(builder, prefix, models, trees)
     elif stage == 3:
         _add_virtual_weights(builder, models, shards)
     add_partitions(builder, models, shards)
@@ -130,10 +161,44 @@ def _add_layer_file(builder: Builder, file: str, name: str, tree: Any) -> None:
     if not isinstance(tree, dict):
         return
     if match := LAYER.match(name):
-        suffix = f"@mp{int(match['mp'])}" if int(match["mp"]) else ""
+        suffix = f"@mp{int(match['mp'])}" if int(match["mp"] or 0) else ""
         _add_weights(builder, tree, file, suffix, prefix=f"{int(match['layer'])}.")
     elif EXPERT.match(name):
         _add_weights(builder, tree, file)
+
+
+def _compare_layers(
+    builder: Builder,
+    prefix: str,
+    models: Mapping[str, Any],
+    layers: Mapping[int, str],
+    trees: Mapping[str, Any],
+) -> None:
+    """A pipeline's weights lie in a file a layer; which layers have any shows in what the optimizer holds."""
+    like = next(iter(layers.values()))
+    for file, tree in models.items():
+        for name, shape in _shapes(tree):
+            number, _, rest = name.partition(".")
+            if not number.isdigit():
+                continue  # tied modules lie with the first layer that uses them
+            layer = layers.get(int(number))
+            expected = prefix + re.sub(r"layer_\d+", f"layer_{int(number):02d}", like)
+            if layer is None:
+                builder.problem(
+                    expected,
+                    "missing-file",
+                    "",
+                    f"the optimizer of {prefix}{file} holds {name}, and the file of that layer is not there",
+                )
+                break
+            found = as_object(trees.get(layer)).get(rest)
+            if isinstance(found, Tensor) and found.shape != shape:
+                builder.problem(
+                    prefix + layer,
+                    "shape-mismatch",
+                    rest,
+                    f"{name} has the shape {list(found.shape)}, the optimizer's record of it says {list(shape)}",
+                )
 
 
 def _add_virtual_weights(builder: Builder, models: Mapping[str, Any], shards: Sequence[Shard]) -> None:
@@ -292,7 +357,9 @@ def _add_scheduler(
     builder: Builder, file: str, models: Mapping[str, Any], head: Mapping[str, Any], config: Mapping[str, Any]
 ) -> None:
     if not models:
-        builder.components["scheduler"] = None  # it would be in the file that is not there, or could not be read
+        builder.components["scheduler"] = (
+            None  # it would be in the file that is not there, or could not be read
+        )
         return
     scheduler = head.get("lr_scheduler")
     if isinstance(scheduler, dict):
@@ -425,6 +492,25 @@ def _add_universal(builder: Builder, prefix: str, trees: Mapping[str, Any]) -> N
             for kind, value in values.items():
                 if isinstance(value, Tensor):
                     builder.mark(value, f"{prefix}{UNIVERSAL}/{name}/{kind}.pt")
+
+
+def _compare_universal(
+    builder: Builder, prefix: str, models: Mapping[str, Any], trees: Mapping[str, Any]
+) -> None:
+    """Every trainable parameter that the model files record must have been converted."""
+    folders = {
+        name.split("/")[1] for name in trees if name.startswith(f"{UNIVERSAL}/") and name.endswith("/fp32.pt")
+    }
+    shared = {name for tree in models.values() for name in as_object(tree.get("shared_params"))}
+    for name in sorted({n for tree in models.values() for n, _ in _shapes(tree)} - folders - shared):
+        if "expert" not in name:
+            where = f"{prefix}{UNIVERSAL}/{name}/fp32.pt"
+            builder.problem(
+                where,
+                "missing-tensor",
+                "",
+                f"{name} is a trainable parameter by the model file, and was not converted",
+            )
 
 
 def _tree(files: Mapping[str, FileFacts], name: str) -> Any:

@@ -208,18 +208,27 @@ def add_masters(builder: Builder, models: Mapping[str, Any], shards: Sequence[Sh
         for shard in members if whole else ():
             for flat, slices in zip(shard.masters, shard.slices):
                 for parameter, (start, numel) in slices.items():
-                    weight = module.get(parameter)
+                    weight, file = _weight(builder, module, parameter, prefix + name)
                     offset = taken.get(parameter, 0)
                     taken[parameter] = offset + numel
                     if (
-                        isinstance(weight, Tensor)
+                        weight is not None
                         and weight.contiguous
-                        and numel > 0
+                        and 0 < numel
                         and offset + numel <= weight.numel
                     ):
-                        _pair(
-                            builder, parameter, flat, start, weight, offset, numel, shard.file, prefix + name
-                        )
+                        _pair(builder, parameter, flat, start, weight, offset, numel, shard.file, file)
+
+
+def _weight(builder: Builder, module: Mapping[str, Any], name: str, file: str) -> tuple[Tensor | None, str]:
+    """A parameter and the file that it lies in: the model file, or in a pipeline that of its layer."""
+    found = module.get(name)
+    if isinstance(found, Tensor):
+        return found, file
+    layer = builder.model.get(name)
+    if layer is None or module or any("@mp" in n for n in builder.model):
+        return None, ""
+    return layer, builder.subjects.get(id(layer), "").partition(":")[0]
 
 
 def _pair(
