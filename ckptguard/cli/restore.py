@@ -81,7 +81,7 @@ def restore(
         from ckptguard.report.restore_page import restore_page
         from ckptguard.restore.document import restore_document
         from ckptguard.restore.model import Limits
-        from ckptguard.restore.validate import Request, validate
+        from ckptguard.restore.validation import Request, validate
         from ckptguard.restore.words import result_lines
         from ckptguard.units import parse_duration, parse_size
 

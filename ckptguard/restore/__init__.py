@@ -1,1 +1,8 @@
-"""Restore validation: real objects, replayed steps, compared."""
+"""Restore validation: real objects, replayed steps, compared. Torch is imported in the child processes only."""
+
+from __future__ import annotations
+
+from ckptguard.restore.model import Limits, RestoreReport
+from ckptguard.restore.validation import Request, validate
+
+__all__ = ["Limits", "Request", "RestoreReport", "validate"]

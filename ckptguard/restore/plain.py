@@ -125,7 +125,7 @@ def _number(name: str, value: Any) -> float | None:
     if value is None:
         return None
     try:
-        return float(value)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
         raise RecipeError(f"step() returned {type(value).__name__} as {name}; expected one number") from None
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from ckptguard.restore import validate as validation
+from ckptguard.restore import validation
 from ckptguard.restore.model import Limits, Order, RestoreReport, Trial
 from ckptguard.restore.trials import Progress, fold, read_events, settle
 from ckptguard.restore.worker import perform

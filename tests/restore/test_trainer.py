@@ -12,7 +12,7 @@ import pytest
 
 from ckptguard.errors import RecipeError
 from ckptguard.restore.target import listing
-from ckptguard.restore.validate import Request, validate
+from ckptguard.restore.validation import Request, validate
 
 pytestmark = pytest.mark.hf
 
