@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,5 @@ def what_torch_says(checkpoint: Path) -> str:
     try:
         torch.load(checkpoint, weights_only=False)
     except Exception as error:  # noqa: BLE001 - whatever it says is what we show
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        return f"{type(error).__name__}: {first}"[:120]
+        return textwrap.shorten(f"{type(error).__name__}: {error}", 100)
     return "loaded without a word"

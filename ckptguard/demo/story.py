@@ -74,7 +74,9 @@ def tell(folder: Path, say: Say) -> Outcome:
     exactly = ", bit for bit" if proof["bitwise"] else ""
     say(f"   {proof['result']}{exactly}")
 
-    say(f"\n4. The same run with its newest checkpoint {newest.name} damaged, in copies")
+    say(
+        f"\n4. Copies of the run, each with its newest checkpoint {newest.name} damaged: ckptguard preflight COPY"
+    )
     caught = {}
     for damage in DAMAGES:
         caught[damage.name] = _damaged(folder / "damaged" / damage.name, damage, run, checkpoints, say)

@@ -101,6 +101,8 @@ def load_state(parts: dict[str, Any], checkpoint: Path) -> int:
 
 def train(run: Path, *, steps: int = STEPS, every: int = EVERY, resume: Path | None = None) -> Recorder:
     """Train to a step, writing a checkpoint RUN/step-N.pt every few; what the recorder says of its own cost."""
+    # On a busy machine two threads wait for each other at every operation: minutes instead of seconds.
+    torch.set_num_threads(1)
     run.mkdir(parents=True, exist_ok=True)
     parts = build(steps=steps)
     step = load_state(parts, resume) if resume else 0

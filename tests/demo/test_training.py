@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,10 @@ from ckptguard.storage.local import LocalStore
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "run"
     train(folder, steps=14, every=6)
-    yield folder
-    torch.set_num_threads(threads)
+    return folder
 
 
 def rows(run: Path, attempt: int = 1) -> dict[int, LogRow]:

@@ -53,9 +53,15 @@ class Training:
         return {**states, "rng": rng}
 
 
-@pytest.fixture
-def training() -> Iterator[Training]:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine several threads wait for each other at every operation."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Training()
+    yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def training(one_thread: None) -> Training:
+    return Training()
