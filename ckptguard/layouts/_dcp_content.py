@@ -19,6 +19,7 @@ METADATA = ".metadata"
 class Content:
     """Everything that the items of one DCP directory hold, by name. `files` says in which shard a name lies.
 
+    An object that could not be read is None.
     `index` is None where no metadata could be read; then nothing else is known either.
     """
 
@@ -79,6 +80,9 @@ def read_dcp(files: Mapping[str, FileFacts], prefix: str = "") -> Content:
             for name, value in facts.tree.items():
                 content.files.setdefault(name, prefix + shard)
                 content.objects.setdefault(name, value)
+    for name in index.objects:
+        # What could not be read (compressed, or in a shard that is gone) was saved all the same.
+        content.objects.setdefault(name, None)
     for name, entry in index.tensors.items():
         parts = [(chunk, *held[name, chunk.offsets][0]) for chunk in entry.chunks if (name, chunk.offsets) in held]
         tensor, file = join_chunks(entry, parts)

@@ -217,7 +217,7 @@ class Builder:
         groups = tuple(
             ParamGroup(
                 {k: v for k, v in g.items() if k != "params"},
-                tuple(str(p) for p in g.get("params", ()) if not isinstance(p, Tensor)),
+                tuple(str(p) for p in (g.get("params") or ()) if not isinstance(p, Tensor)),
             )
             for g in value.get("param_groups", ())
             if isinstance(g, dict)
