@@ -214,7 +214,7 @@ def add_masters(builder: Builder, models: Mapping[str, Any], shards: Sequence[Sh
                     if (
                         weight is not None
                         and weight.contiguous
-                        and 0 < numel
+                        and numel > 0
                         and offset + numel <= weight.numel
                     ):
                         _pair(builder, parameter, flat, start, weight, offset, numel, shard.file, file)

@@ -1,0 +1,152 @@
+"""DeepSpeed's own checkpoints, two ranks on CPU: silence on healthy runs, the right words on damaged ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckptguard import testing_damage as damage
+from ckptguard.testing_layouts import LayoutContract
+
+pytestmark = pytest.mark.deepspeed
+pytest.importorskip("deepspeed")
+
+HEALTHY = (
+    "zero1-fp16",
+    "zero2-resumed",
+    "zero3-bf16",
+    "zero2-epoch",
+    "zero2-frozen",
+    "universal",
+    "experts",
+    "pipeline",
+)
+MORE = (
+    "zero0-fp32",
+    "zero0-bf16",
+    "zero1-bf16",
+    "zero2-fp32-groups",
+    "zero2-tied",
+    "zero2-warmup",
+    "zero3-frozen",
+    "zero3-fp16",
+)
+OPTIM_1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, write_runs: Callable[..., Path]) -> Path:
+    return write_runs("deepspeed_runs.py", tmp_path_factory.mktemp("deepspeed"), HEALTHY, ranks=2)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_is_exact_and_silent(runs: Path, look: Callable, name: str) -> None:
+    seen = look(runs / name)
+    assert seen.loud == []
+    assert {v.resume.value for v in seen.verdicts.values()} == {"exact"}
+    assert all(v.coverage.bytes_proven for v in seen.verdicts.values())
+
+
+@pytest.mark.soak
+def test_more_healthy_runs_are_silent(
+    tmp_path: Path, write_runs: Callable[..., Path], look: Callable
+) -> None:
+    out = write_runs("deepspeed_runs.py", tmp_path, MORE, ranks=2, timeout=600)
+    assert {name: look(out / name).loud for name in MORE} == {name: [] for name in MORE}
+
+
+def newest(run: Path) -> Path:
+    tag = (run / "latest").read_text()
+    return run / tag
+
+
+def shift_global_samples(path: Path) -> None:
+    damage.resave(path, lambda s: s.update(global_samples=s["global_samples"] // 2))
+
+
+def add_rank_2(tag: Path) -> None:
+    for file in list(tag.glob("*rank_1_*")):
+        shutil.copy2(file, tag / file.name.replace("rank_1_", "rank_2_"))
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], set[str]]] = {
+    "a rank's partition is lost": ("zero3-bf16", lambda r: damage.drop(newest(r) / OPTIM_1), {"missing-rank"}),
+    "a rank's stage-3 model file is lost": ("zero3-bf16", lambda r: damage.drop(newest(r) / "zero_pp_rank_1_mp_rank_00_model_states.pt"), {"missing-rank"}),
+    "the model states are lost": ("zero2-epoch", lambda r: damage.drop(newest(r) / "mp_rank_00_model_states.pt"), {"missing-rank", "missing-model"}),
+    "a partition of an older save": ("zero2-epoch", lambda r: shutil.copy2(r / "global_step4" / OPTIM_1, r / "global_step8" / OPTIM_1), {"rank-divergence", "mixed-saves"}),
+    "weights of an older save": (
+        "zero2-epoch",
+        lambda r: damage.resave(
+            r / "global_step8/mp_rank_00_model_states.pt", lambda s: s["module"].update(_load(r / "global_step4/mp_rank_00_model_states.pt")["module"])
+        ),
+        {"mixed-saves"},
+    ),
+    "a partition cut in half": ("zero2-epoch", lambda r: damage.truncate(newest(r) / OPTIM_1, 0.5), {"truncated"}),
+    "an empty partition": ("zero2-epoch", lambda r: damage.empty(newest(r) / OPTIM_1), {"empty-file"}),
+    "a bit flipped in a partition": ("zero3-bf16", lambda r: damage.flip(newest(r) / OPTIM_1, record="data/0"), {"crc-mismatch"}),
+    "half the samples": ("zero2-epoch", lambda r: shift_global_samples(newest(r) / "mp_rank_00_model_states.pt"), {"data-position-mismatch"}),
+    "masters one element short": (
+        "zero3-bf16",
+        lambda r: damage.resave(newest(r) / OPTIM_1, lambda s: _shorten(s["optimizer_state_dict"]["fp32_flat_groups"])),
+        {"shape-mismatch"},
+    ),
+    "partitions of two ranks lost at stage 2": (
+        "zero2-epoch",
+        lambda r: [damage.drop(p) for p in newest(r).glob("*optim_states.pt")],
+        {"missing-optimizer"},
+    ),
+    "a stale file of a larger run": ("zero3-bf16", lambda r: add_rank_2(newest(r)), {"missing-rank"}),
+    "files of two precisions": ("zero2-epoch", lambda r: shutil.copy2(newest(r) / OPTIM_1, newest(r) / OPTIM_1.removeprefix("bf16_")), {"mixed-saves"}),
+    "a layer of a pipeline lost": ("pipeline", lambda r: damage.drop(newest(r) / "layer_02-model_states.pt"), {"missing-file"}),
+    "an expert lost": ("experts", lambda r: damage.drop(newest(r) / "layer_0_expert_2_mp_rank_00_model_states.pt"), {"missing-rank"}),
+    "a converted parameter lost": ("universal", lambda r: damage.drop(r / "global_step4_universal/zero/up.weight"), {"missing-tensor"}),
+    "a converted moment lost": ("universal", lambda r: damage.drop(r / "global_step4_universal/zero/up.weight/exp_avg.pt"), {"missing-file"}),
+}  # fmt: skip
+HARMLESS = {"a stale file of a larger run"}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_named(runs: Path, look: Callable, damaged: Callable, what: str) -> None:
+    name, how, expected = DAMAGES[what]
+    run = damaged(runs / name, how)
+    last = "global_step4_universal" if name == "universal" else newest(run).name
+    seen = look(run)
+    assert expected <= seen.codes(last), seen.loud
+    assert (seen.resume(last) == "exact") == (what in HARMLESS)
+
+
+def test_a_pointer_that_names_nothing(runs: Path, look: Callable, damaged: Callable) -> None:
+    seen = look(damaged(runs / "zero2-epoch", lambda r: (r / "latest").write_text("global_step99")))
+    assert "dangling-pointer" in {f.code for f in seen.findings}
+
+
+def _load(path: Path) -> dict:
+    import torch
+
+    return torch.load(path, weights_only=False)
+
+
+def _shorten(groups: list) -> None:
+    groups[-1] = groups[-1][:-1].clone()
+
+
+class TestContract(LayoutContract):
+    name = "deepspeed"
+    count = 2
+    holds = frozenset({"model", "optimizer", "scheduler"})
+
+    @pytest.fixture
+    def sample(self, runs: Path) -> Path:
+        return runs / "zero3-bf16"
+
+
+class TestUniversalContract(LayoutContract):
+    name = "deepspeed"
+    count = 2
+
+    @pytest.fixture
+    def sample(self, runs: Path) -> Path:
+        return runs / "universal"
