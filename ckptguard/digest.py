@@ -186,14 +186,18 @@ def _float_values(raw: np.ndarray, dtype: str, bits: Bits) -> Values:
         numbers = numbers.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(numbers, numbers))
-    if not math.isfinite(squares):  # too large for the type's own sum
-        wide = numbers.astype(np.float64)
-        squares = float(np.dot(wide, wide))
+        if not math.isfinite(squares):  # too large for the type's own sum
+            wide = numbers.astype(np.float64)
+            squares = float(np.dot(wide, wide))
     return Values(0, 0, float(ends[0]), float(ends[1]), squares)
 
 
 def _float_values_slowly(raw: np.ndarray, dtype: str) -> Values:
-    numbers = as_floats(raw, dtype).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _all_values(as_floats(raw, dtype).astype(np.float64))
+
+
+def _all_values(numbers: np.ndarray) -> Values:
     nan = int(np.isnan(numbers).sum())
     inf = int(np.isinf(numbers).sum())
     finite = numbers[np.isfinite(numbers)]

@@ -12,7 +12,7 @@ from ckptguard import scan
 from ckptguard.digest import blocks_digest, itemsize
 from ckptguard.errors import FormatError, KeyNotFound, ShortRead, StoreError
 from ckptguard.formats import LATE_READERS, READERS, Parsed, Source, decode
-from ckptguard.model import Evidence, FileFacts, Manifest, ManifestFile, Problem, Tensor
+from ckptguard.model import Evidence, FileFacts, Manifest, ManifestFile, Problem, Tensor, TensorFacts
 from ckptguard.ports import Store
 
 Progress = Callable[[str, int], None]
@@ -117,6 +117,8 @@ class Reader:
             return Problem("truncated", "", str(e))
         except StoreError as e:
             return Problem("unreadable", "", str(e), hint=e.hint)
+        except Exception as e:  # noqa: BLE001 - one file that we stumble over must not hide the others
+            return _fault_of_ours(e, "reading the structure")
 
     def _structure(self, file: ManifestFile, parsed: Parsed | Problem) -> FileFacts:
         if isinstance(parsed, Problem):
@@ -138,7 +140,7 @@ class Reader:
 
     def _start_scan(
         self, store: Store, file: ManifestFile, parsed: Parsed | Problem, wanted: Wanted
-    ) -> tuple[scan.Plan, list[Future]]:
+    ) -> tuple[scan.Plan, list[Future[scan.Part | Problem]]]:
         if isinstance(parsed, Problem) and parsed.code in ("unreadable", "missing-file"):
             return scan.Plan(0), []
         plan = plan_scan(parsed, file.entry.size, wanted.blocks.get(file.name, 0))
@@ -151,20 +153,32 @@ class Reader:
                 return Problem("truncated", "", str(e))
             except StoreError as e:
                 return Problem("unreadable", "", str(e), hint=e.hint)
+            except Exception as e:  # noqa: BLE001 - one file that we stumble over must not hide the others
+                return _fault_of_ours(e, "looking at the values")
             self.progress(file.name, end - begin)
             return part
 
         return plan, [self._pool.submit(segment, begin, end) for begin, end in plan.segments()]
 
     def _content(
-        self, file: ManifestFile, parsed: Parsed | Problem, plan: scan.Plan, futures: list[Future]
+        self,
+        file: ManifestFile,
+        parsed: Parsed | Problem,
+        plan: scan.Plan,
+        futures: list[Future[scan.Part | Problem]],
     ) -> FileFacts:
         facts = self._structure(file, parsed)
-        parts = [f.result() for f in futures]
-        faults = [p for p in parts if isinstance(p, Problem)]
-        if faults:
-            return replace(facts, problems=(*facts.problems, faults[0]))
-        scanned = scan.join(plan, parts)
+        joiner = scan.Joiner(plan)
+        fault: Problem | None = None
+        for future in _drain(futures):
+            part = future.result()
+            if isinstance(part, Problem):
+                fault = fault or part
+            elif fault is None:
+                joiner.add(part)
+        if fault is not None:
+            return replace(facts, problems=(*facts.problems, fault))
+        scanned = joiner.done()
         if isinstance(parsed, Problem):
             return replace(facts, read=Evidence.CONTENT, bytes_read=plan.size, **_blocks(plan, scanned))
         place_facts(parsed, plan, scanned)
@@ -213,6 +227,22 @@ class Reader:
         )
 
 
+def _drain(futures: list[Future[scan.Part | Problem]]) -> Iterator[Future[scan.Part | Problem]]:
+    """The futures in order, each forgotten once it was taken: a big file's parts are never all in memory."""
+    futures.reverse()
+    while futures:
+        yield futures.pop()
+
+
+def _fault_of_ours(error: Exception, doing: str) -> Problem:
+    return Problem(
+        "check-failed",
+        "",
+        f"{doing} failed with {type(error).__name__}: {error}",
+        hint="report this as a fault of ckptguard",
+    )
+
+
 def _counted(parsed: Parsed, source: Source) -> Parsed:
     return replace(
         parsed,
@@ -250,9 +280,13 @@ def plan_scan(parsed: Parsed | Problem, size: int, block_size: int) -> scan.Plan
     ):
         start, dtype = tensor.start or 0, tensor.dtype if "big-endian" not in tensor.location else "opaque"
         if extents and start < extents[-1].end:
-            if start + tensor.nbytes > extents[-1].end:
-                last = extents[-1]
-                extents[-1] = scan.Extent(last.start, start + tensor.nbytes - last.start, last.dtype)
+            last = extents[-1]
+            if start + tensor.nbytes > last.end:
+                # Numbers of two kinds, or out of step, in one stretch: its values mean nothing as either.
+                fits = dtype == last.dtype and (start - last.start) % (itemsize(dtype) or 1) == 0
+                extents[-1] = scan.Extent(
+                    last.start, start + tensor.nbytes - last.start, dtype if fits else "opaque"
+                )
             continue
         extents.append(
             scan.Extent(
@@ -273,11 +307,14 @@ def place_facts(parsed: Parsed, plan: scan.Plan, scanned: scan.Scanned) -> None:
         i = starts.get(tensor.start)
         if i is None:
             i = starts[_before(ordered, tensor.start)]
-        tensor.facts = scanned.tensors[i]
+        extent, facts = plan.extents[i], scanned.tensors[i]
+        # Looked at as another kind of number, the bytes are the same and the statistics are not.
+        other = extent.dtype not in (tensor.dtype, "opaque")
+        tensor.facts = TensorFacts(facts.digest, facts.nbytes) if other else facts
         if (
             i in scanned.kept
             and tensor.value is None
-            and plan.extents[i].nbytes == tensor.nbytes
+            and extent.nbytes == tensor.nbytes
             and itemsize(tensor.dtype)
         ):
             _set_value(tensor, scanned.kept[i])

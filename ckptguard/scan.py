@@ -206,43 +206,67 @@ def _gaps(part: Part, plan: Plan, view: memoryview, at: int, stop: int) -> None:
         i += 1
 
 
+class Joiner:
+    """Joins the parts of all segments, given in the file's order. A seam is hashed and forgotten once it is whole."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._crcs: dict[int, int] = {}
+        self._digests: dict[int, dict[int, bytes]] = defaultdict(dict)
+        self._values: dict[int, Values] = defaultdict(Values)
+        self._seams: dict[tuple[int, int], bytes] = defaultdict(bytes)
+        self._gaps: dict[int, list[bytes]] = defaultdict(list)
+        self._kept: dict[int, bytes] = {}
+        self._blocks: list[str] = []
+
+    def add(self, part: Part) -> None:
+        """Take the next part."""
+        for i, crc, length in part.crcs:
+            self._crcs[i] = crc32_join(self._crcs[i], crc, length) if i in self._crcs else crc
+        for i, number, digest, found in part.pieces:
+            self._digests[i][number] = digest
+            self._values[i] += found
+        for i, number, _, raw in part.seams:
+            self._seam(i, number, raw)
+        for i, _, raw in part.gaps:
+            self._gaps[i].append(raw)
+        self._kept |= part.kept
+        self._blocks += part.blocks
+
+    def _seam(self, i: int, number: int, raw: bytes) -> None:
+        extent = self._plan.extents[i]
+        whole = self._seams.pop((i, number), b"") + raw
+        if len(whole) < min(PIECE, extent.nbytes - number * PIECE):
+            self._seams[i, number] = whole
+            return
+        self._digests[i][number] = piece_digest(whole)
+        self._values[i] += values_of(whole, extent.dtype)
+        if extent.keep:
+            self._kept[i] = whole
+
+    def done(self) -> Scanned:
+        """What the whole file gave. Call it when every part was added."""
+        assert not self._seams
+        tensors = tuple(
+            facts_from(
+                join_pieces(self._digests[i][n] for n in sorted(self._digests[i])),
+                e.nbytes,
+                e.dtype,
+                self._values[i],
+            )
+            for i, e in enumerate(self._plan.extents)
+        )
+        gaps = {self._plan.gaps[i][0]: b"".join(pieces) for i, pieces in self._gaps.items()}
+        crcs = tuple(self._crcs.get(i, 0) for i in range(len(self._plan.spans)))
+        return Scanned(crcs, tensors, gaps, self._kept, tuple(self._blocks))
+
+
 def join(plan: Plan, parts: Iterable[Part]) -> Scanned:
     """Join the parts of all segments, given in order."""
-    crcs: dict[int, int] = {}
-    digests: dict[int, dict[int, bytes]] = defaultdict(dict)
-    values: dict[int, Values] = defaultdict(Values)
-    seams: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
-    gaps: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
-    kept: dict[int, bytes] = {}
-    blocks: list[str] = []
+    joiner = Joiner(plan)
     for part in parts:
-        for i, crc, length in part.crcs:
-            crcs[i] = crc32_join(crcs[i], crc, length) if i in crcs else crc
-        for i, number, digest, found in part.pieces:
-            digests[i][number] = digest
-            values[i] += found
-        for i, number, offset, raw in part.seams:
-            seams[i, number].append((offset, raw))
-        for i, offset, raw in part.gaps:
-            gaps[i].append((offset, raw))
-        kept |= part.kept
-        blocks += part.blocks
-    for (i, number), pieces in seams.items():
-        raw = b"".join(r for _, r in sorted(pieces, key=lambda p: p[0]))
-        digests[i][number] = piece_digest(raw)
-        values[i] += values_of(raw, plan.extents[i].dtype)
-        if plan.extents[i].keep:
-            kept[i] = raw
-    tensors = tuple(
-        facts_from(join_pieces(digests[i][n] for n in sorted(digests[i])), e.nbytes, e.dtype, values[i])
-        for i, e in enumerate(plan.extents)
-    )
-    found_gaps = {
-        plan.gaps[i][0]: b"".join(r for _, r in sorted(p, key=lambda p: p[0])) for i, p in gaps.items()
-    }
-    return Scanned(
-        tuple(crcs.get(i, 0) for i in range(len(plan.spans))), tensors, found_gaps, kept, tuple(blocks)
-    )
+        joiner.add(part)
+    return joiner.done()
 
 
 def scan(read_into: ReadInto, plan: Plan) -> Scanned:

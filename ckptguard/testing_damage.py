@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptguard.formats import Source, parse
-from ckptguard.formats.torch_zip import LOCAL, read_archive, settle
+from ckptguard.formats._zip_archive import LOCAL, read_archive, settle
 from ckptguard.storage.local import LocalStore
 
 

@@ -20,7 +20,7 @@ class Reading:
 
     name = "reading"
     needs = Evidence.STRUCTURE
-    codes = ("unreadable", "unstable-read", "changed-while-read", "missing-file")
+    codes = ("unreadable", "unstable-read", "changed-while-read", "missing-file", "check-failed")
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         for file, problem in problems(subject.facts, self.codes):

@@ -150,7 +150,7 @@ class Machine:
             self.spend(args)
             try:
                 return build(*args)
-            except Exception:  # NEWOBJ does not run __init__, so its arguments may differ from a call's
+            except Exception:  # noqa: BLE001 - NEWOBJ does not run __init__: its arguments may differ from a call's
                 return Opaque(cls.full, args)
         self.note(cls.full, "built")
         return Opaque(cls.full, args, items=dict(kwargs) if isinstance(kwargs, dict) else {})

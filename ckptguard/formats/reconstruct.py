@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ckptguard.digest import MAX_DIMENSIONS, itemsize
+from ckptguard.formats._enums import KNOWN_ENUMS
 from ckptguard.formats._inert import Name, Opaque, brief, checked_key
 from ckptguard.formats._machine import Machine, Through
 from ckptguard.model import Tensor
@@ -358,7 +359,14 @@ for _package in ("numpy.core", "numpy._core"):
     CALLS[f"{_package}.multiarray._reconstruct"] = lambda *a: PickledArray()
     CALLS[f"{_package}.multiarray.scalar"] = _numpy_scalar
     CALLS[f"{_package}.numeric._frombuffer"] = _frombuffer
-for _kind in (
+
+
+def _dtype_class(kind: str) -> Callable[..., PickledDtype]:
+    text = "S1" if kind in ("Str", "Bytes") else kind.lower()
+    return lambda *_: PickledDtype(text)
+
+
+for _kind in [
     "Bool",
     "Int8",
     "Int16",
@@ -373,61 +381,12 @@ for _kind in (
     "Float64",
     "Str",
     "Bytes",
-):
-    CALLS[f"numpy.dtypes.{_kind}DType"] = lambda *a, kind=_kind.lower(): PickledDtype(
-        kind if kind not in ("str", "bytes") else "S1"
-    )
+]:
+    CALLS[f"numpy.dtypes.{_kind}DType"] = _dtype_class(_kind)
 for _constructor in ("__generator_ctor", "__bit_generator_ctor", "__randomstate_ctor"):
     CALLS[f"numpy.random._pickle.{_constructor}"] = _opaque(f"numpy.random._pickle.{_constructor}")
 for _module in ("pathlib", "pathlib._local"):
     for _flavour in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath"):
         CALLS[f"{_module}.{_flavour}"] = _path
-# Enumerations of known libraries that their own files call with the value: by exact name.
-for _enum in (
-    "transformers.training_args.OptimizerNames",
-    "transformers.training_args.ParallelMode",
-    "transformers.trainer_utils.IntervalStrategy",
-    "transformers.trainer_utils.EvaluationStrategy",
-    "transformers.trainer_utils.SaveStrategy",
-    "transformers.trainer_utils.HubStrategy",
-    "transformers.trainer_utils.SchedulerType",
-    "transformers.trainer_utils.FSDPOption",
-    "transformers.trainer_utils.ShardedDDPOption",
-    "transformers.debug_utils.DebugOption",
-    "transformers.utils.generic.ExplicitEnum",
-    "accelerate.utils.dataclasses.DistributedType",
-    "accelerate.utils.dataclasses.PrecisionType",
-    "accelerate.utils.dataclasses.DynamoBackend",
-    "accelerate.utils.dataclasses.RNGType",
-    "accelerate.utils.dataclasses.ComputeEnvironment",
-    "accelerate.utils.dataclasses.SageMakerDistributedType",
-    "peft.utils.peft_types.PeftType",
-    "peft.utils.peft_types.TaskType",
-    "deepspeed.runtime.zero.config.ZeroStageEnum",
-    "deepspeed.runtime.zero.offload_config.OffloadDeviceEnum",
-    "megatron.core.enums.ModelType",
-    "megatron.core.enums.Fp8Recipe",
-    "megatron.core.transformer.enums.AttnBackend",
-    "megatron.core.transformer.enums.AttnMaskType",
-    "megatron.core.transformer.enums.AttnType",
-    "megatron.core.transformer.enums.LayerType",
-    "megatron.core.transformer.enums.ModelType",
-    "megatron.core.transformer.enums.CudaGraphScope",
-    "megatron.core.transformer.enums.CudaGraphModule",
-    "megatron.core.transformer.enums.InferenceCudaGraphScope",
-    "megatron.core.rerun_state_machine.RerunMode",
-    "megatron.core.rerun_state_machine.RerunState",
-    "megatron.core.rerun_state_machine.RerunDiagnostic",
-    "torch.distributed.checkpoint.planner.WriteItemType",
-    "torch.distributed.checkpoint.planner.LoadItemType",
-    "torch.distributed.fsdp.api.StateDictType",
-    "torch.distributed.fsdp.api.ShardingStrategy",
-    "torch.distributed.fsdp.api.BackwardPrefetch",
-    "torch.distributed.checkpoint.filesystem.SerializationFormat",
-    "composer.core.precision.Precision",
-    "lightning_fabric.utilities.enums.LightningEnum",
-    "pytorch_lightning.utilities.enums.LightningEnum",
-    "pytorch_lightning.trainer.states.TrainerFn",
-    "lightning.pytorch.trainer.states.TrainerFn",
-):
+for _enum in KNOWN_ENUMS:
     CALLS[_enum] = lambda value=None, *_, name=_enum: Opaque(name, (value,))
