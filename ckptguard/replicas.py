@@ -58,6 +58,11 @@ class CheckpointCopy:
     files: tuple[FileCopy, ...]
 
     @property
+    def order(self) -> tuple[int, float]:
+        """Newer is greater: by step, where it is known, then by time."""
+        return (-1 if self.step is None else self.step, self.modified)
+
+    @property
     def complete(self) -> bool:
         return all(f.state in COMPLETE for f in self.files)
 
@@ -108,13 +113,13 @@ def copy_findings(
     copies: Sequence[CheckpointCopy], replica: str, now: float, grace: float, *, here: str = "."
 ) -> Iterator[Finding]:
     """Findings on each checkpoint's copy; `here` is the source's root. What is younger than `grace` may be on its way."""
-    newest = max((c.modified for c in copies if c.begun), default=0.0)
+    newest = max((c.order for c in copies if c.begun), default=(-1, 0.0))
     for copy in copies:
         young = now - copy.modified < grace
         path = join(here, copy.path)
         if not copy.begun:
             if not young:
-                yield _not_there(copy, path, replica, now, late=copy.modified > newest)
+                yield _not_there(copy, path, replica, now, late=copy.order > newest)
             continue
         missing = copy.of(CopyState.ABSENT, CopyState.UPLOADING, CopyState.PARTIAL)
         if missing:

@@ -17,6 +17,8 @@ from ckptguard.replicate import Progress, replicate
 from ckptguard.storage.local import LocalStore
 from ckptguard.storage.opening import open_store
 
+LARGEST_LOG = 64 << 20
+
 
 def stage(target: str, folder: Path, *, progress: Progress | None = None) -> Path:
     """Bring a checkpoint into `folder` and return its path there; one that lies there already, the same, is kept.
@@ -31,7 +33,12 @@ def stage(target: str, folder: Path, *, progress: Progress | None = None) -> Pat
     tree = list_tree(source)
     manifest = _named(tree.checkpoints, place.key, target)
     folder.mkdir(parents=True, exist_ok=True)
-    replicate(source, manifest, LocalStore(folder), now=time.time(), progress=progress)
+    destination = LocalStore(folder)
+    replicate(source, manifest, destination, now=time.time(), progress=progress)
+    for entry in tree.root.files.values():
+        # The run's own log lies beside its checkpoints; a restore compares with it.
+        if entry.name.endswith((".jsonl", ".csv")) and entry.size <= LARGEST_LOG:
+            destination.put(entry.key, source.read(entry.key, 0, entry.size))
     return folder / manifest.path
 
 

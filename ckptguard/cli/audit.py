@@ -77,6 +77,7 @@ def audit(
         from ckptguard.cli._look import depth_of, progress
         from ckptguard.inspect import Options, audit
         from ckptguard.model import Severity
+        from ckptguard.replica_report import with_stores
         from ckptguard.report.document import reports_document
         from ckptguard.report.table import print_report
         from ckptguard.units import parse_duration, parse_size
@@ -91,7 +92,8 @@ def audit(
         reports = []
         for target in targets:
             with progress(target, quiet=quiet) as show:
-                reports += audit(target, options, show)
+                found = audit(target, options, show)
+            reports += with_stores(target, found, options, replica)
         if json:
             emit_json(reports_document(tuple(reports)))
         elif not quiet:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptguard.cli._output import emit_json, guarded, parsed, say
+
+if TYPE_CHECKING:
+    from ckptguard.inspect import Decision
 
 EPILOG = """Examples:\n
   CKPT=$(ckptguard preflight runs/a) && torchrun train.py --resume "$CKPT"\n
@@ -47,6 +50,13 @@ def preflight(
     undo: Annotated[
         bool, typer.Option(help="Bring quarantined checkpoints back, and do nothing else.")
     ] = False,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Bring a checkpoint on S3 into this local folder, proven, and print that path.",
+        ),
+    ] = None,
     max_rate: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")
     ] = None,
@@ -78,6 +88,8 @@ def preflight(
             if not allow_missing:
                 raise
             decision = Decision("fresh", None, None, (f"{run} does not exist",))
+        if stage is not None and decision.resume_from is not None:
+            decision = staged_decision(decision, stage)
         for reason in decision.reasons:
             say(f"ckptguard: {reason}", quiet=quiet)
         if quarantine and decision.report is not None:
@@ -92,6 +104,17 @@ def preflight(
             say(f"ckptguard: {run} holds no checkpoint: a fresh run", quiet=quiet)
         sys.stdout.flush()
         raise typer.Exit({"resume": 0, "stop": 1, "fresh": 1 if no_fresh else 3}[decision.decision])
+
+
+def staged_decision(decision: Decision, folder: str) -> Decision:
+    """The decision with the path of a proven local copy. Raises Refused, StoreError: no path without a whole copy."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from ckptguard.staging import stage
+
+    assert decision.resume_from is not None
+    return replace(decision, resume_from=str(stage(decision.resume_from, Path(folder))))
 
 
 def document(run: str, decision) -> dict:  # type: ignore[no-untyped-def, type-arg]

@@ -78,11 +78,14 @@ def restore(
     on as it did.
     """
     with guarded(json):
+        from dataclasses import replace
+
         from ckptguard.report.restore_page import restore_page
         from ckptguard.restore.document import restore_document
         from ckptguard.restore.model import Limits
         from ckptguard.restore.validation import Request, validate
         from ckptguard.restore.words import result_lines
+        from ckptguard.staging import staged
         from ckptguard.units import parse_duration, parse_size
 
         request = Request(
@@ -101,7 +104,10 @@ def restore(
                 max_memory=parsed(parse_size, max_memory, "--max-memory"),
             ),
         )
-        report = validate(request, lambda text: say(text, quiet=quiet))
+        with staged(checkpoint) as local:
+            request = replace(request, checkpoint=str(local))
+            report = validate(request, lambda text: say(text, quiet=quiet))
+        report = replace(report, checkpoint=checkpoint)
         if html is not None:
             html.write_text(restore_page(report), encoding="utf-8")
             say(f"wrote {html}", quiet=quiet)

@@ -154,3 +154,20 @@ def test_repair_brings_back_what_is_gone_and_refuses_what_it_cannot_prove(
     assert refused.exit_code == 1 and "nothing shows that it is damaged" in refused.stderr
     assert ckptguard("repair", run / "checkpoint-99", "--from", url).exit_code == 2
     assert ckptguard("repair", f"{url}/checkpoint-10", "--from", run).exit_code == 2
+
+
+def test_audit_preflight_and_their_options(
+    ckptguard: Run, make_run: MakeRun, s3_bucket: str, tmp_path: Path
+) -> None:
+    run, url = make_run(), f"{s3_bucket}/runs/a"
+    assert ckptguard("replicate", run / "checkpoint-10", run / "checkpoint-20", url).exit_code == 0
+    done = ckptguard("audit", run, "--replica", url, "--json")
+    assert done.exit_code == 0, done.output
+    assert {f["code"] for f in json.loads(done.stdout)["findings"] if f["severity"] != "info"} == {
+        "upload-lag"
+    }
+
+    done = ckptguard("preflight", url, "--stage", tmp_path / "fast", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == str(tmp_path / "fast/checkpoint-20")
+    assert (tmp_path / "fast/checkpoint-20/optimizer.pt").stat().st_size > 1000
