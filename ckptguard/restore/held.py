@@ -16,7 +16,7 @@ import numpy as np
 
 from ckptguard.digest import itemsize, tensor_digest
 from ckptguard.errors import CkptguardError, FormatError
-from ckptguard.formats import load_array, parse
+from ckptguard.formats import decode, parse
 from ckptguard.formats.pickles import Opaque
 from ckptguard.model import Tensor
 from ckptguard.ports import Store
@@ -25,6 +25,9 @@ from ckptguard.restore.leaves import Leaf, saved_leaves
 from ckptguard.restore.leaves import Path as LeafPath
 from ckptguard.restore.streams import find_streams
 from ckptguard.storage.local import LocalStore
+
+METADATA = ".metadata"
+"""The index of a distributed checkpoint, which stands for all its shards."""
 
 
 class Refused(CkptguardError):
@@ -37,6 +40,15 @@ class Place:
 
     files: tuple[str, ...]
     path: Path = ()
+
+
+def open_checkpoint(path: str) -> Held:
+    """What lies at a local path, however it is laid out. Raises Refused."""
+    if (FilePath(path) / METADATA).is_file():
+        from ckptguard.restore.held_dcp import HeldDcp
+
+        return HeldDcp(path)
+    return Held(path)
 
 
 class Held:
@@ -80,6 +92,11 @@ class Held:
                 return Place(place.files, (key,))
         return place
 
+    @property
+    def known(self) -> frozenset[str]:
+        """The files that were read so far."""
+        return frozenset(self._trees)
+
     # --- reading without executing ------------------------------------------------------------------------
 
     def tree(self, name: str) -> Any:
@@ -112,9 +129,17 @@ class Held:
             found.update(saved_leaves(tree, subject, partial(self._digest, name)))
         return found
 
+    def raw(self, name: str, tensor: Tensor) -> bytes | None:
+        """A tensor's elements in order, as they lie in the file; None where it holds none of its own."""
+        return raw_elements(self.store, name, tensor)
+
+    def numbers(self, name: str, tensor: Tensor) -> np.ndarray | None:
+        """A tensor's values, for saying how far two of them lie apart."""
+        raw = self.raw(name, tensor)
+        return None if raw is None else decode(raw, tensor.dtype, tensor.shape)
+
     def _digest(self, name: str, tensor: Tensor) -> str | None:
-        """The digest of the tensor's elements in order, as they lie in the file."""
-        raw = raw_elements(self.store, name, tensor)
+        raw = self.raw(name, tensor)
         return None if raw is None else tensor_digest(raw)
 
     # --- loading ------------------------------------------------------------------------------------------
@@ -144,7 +169,7 @@ class Held:
 
         def build(value: Any) -> Any:
             if isinstance(value, Tensor):
-                raw = raw_elements(self.store, name, value)
+                raw = self.raw(name, value)
                 if raw is None:
                     return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
                 flat = (
@@ -162,6 +187,12 @@ class Held:
             return value
 
         return build(self.tree(name))
+
+    @property
+    def names_parameters(self) -> bool:
+        """Whether the optimizer's state is kept by the parameters' names, as `get_state_dict` of torch gives it."""
+        state = self.saved("optimizer").get("state") if "optimizer" in self.places else None
+        return isinstance(state, Mapping) and bool(state) and not any(str(key).isdecimal() for key in state)
 
     def release(self) -> None:
         """Forget the live tensors, so that only what was restored remains in memory."""
@@ -218,11 +249,6 @@ def raw_elements(store: Store, name: str, tensor: Tensor) -> bytes | None:
     steps = tuple(stride * width for stride in tensor.strides)
     view = np.lib.stride_tricks.as_strided(flat, tensor.shape, steps, writeable=False)
     return np.ascontiguousarray(view).tobytes()
-
-
-def read_numbers(store: Store, name: str, tensor: Tensor) -> np.ndarray:
-    """A tensor's values, for saying how far two of them lie apart."""
-    return load_array(store, name, store.stat(name).size, tensor)
 
 
 def _load_file(path: FilePath) -> Any:

@@ -29,7 +29,10 @@ def load_parts(parts: Mapping[str, Any], held: Held) -> None:
         state = held.loaded(component)
         subject = ", ".join(held.places[component].files[:2])
         try:
-            _load(component, loadable[name], state)
+            if component == "optimizer" and held.names_parameters:
+                _load_named(parts, name, state)
+            else:
+                _load(component, loadable[name], state)
         except Refused:
             raise
         except Exception as error:
@@ -49,6 +52,29 @@ def _load(component: str, part: Any, state: Any) -> None:
             part.load_state_dict(state, strict=False)
             return
     part.load_state_dict(state)
+
+
+def _model_of(parts: Mapping[str, Any]) -> Any:
+    model = next((part for name, part in parts.items() if canonical(name) == "model"), None)
+    if model is None:
+        raise Refused(
+            "the optimizer's state is kept by names of parameters, and the recipe has no part model"
+        )
+    return model
+
+
+def _load_named(parts: Mapping[str, Any], name: str, state: Any) -> None:
+    """Load an optimizer's state that is kept by the parameters' names, as `get_state_dict` of torch saves it."""
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+    set_optimizer_state_dict(_model_of(parts), parts[name], optim_state_dict=state)
+
+
+def named_state(parts: Mapping[str, Any], name: str) -> Any:
+    """An optimizer's state by the parameters' names."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return get_optimizer_state_dict(_model_of(parts), parts[name])
 
 
 def _lacks_only_tied(part: Any, state: Mapping[str, Any], live: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from ckptguard.errors import FormatError, RecipeError
 from ckptguard.record.batches import StepBatches, unpack
 from ckptguard.record.fingerprints import fingerprint, join_fingerprints
 from ckptguard.record.probe import run_probe
-from ckptguard.restore.held import Refused
-from ckptguard.restore.loading import load_parts
+from ckptguard.restore.components import canonical
+from ckptguard.restore.held import Held, Refused
+from ckptguard.restore.loading import load_parts, named_state
 from ckptguard.restore.model import StepNumbers
 from ckptguard.restore.session import Session, StateOf
 
@@ -40,7 +42,7 @@ def run(session: Session, recipe: Any, device: str) -> None:
         )
     else:
         load_parts(parts, session.held)
-    states = _states(parts)
+    states = _states(parts, session.held)
     session.note("loaded")
     session.check_state(states)
     if callable(getattr(recipe, "probe", None)):
@@ -49,10 +51,13 @@ def run(session: Session, recipe: Any, device: str) -> None:
     _replay(session, recipe, parts, states)
 
 
-def _states(parts: Mapping[str, Any]) -> dict[str, StateOf]:
-    return {
-        name: part.state_dict for name, part in parts.items() if callable(getattr(part, "state_dict", None))
-    }
+def _states(parts: Mapping[str, Any], held: Held) -> dict[str, StateOf]:
+    states = {n: part.state_dict for n, part in parts.items() if callable(getattr(part, "state_dict", None))}
+    if held.names_parameters:
+        states |= {
+            name: partial(named_state, parts, name) for name in states if canonical(name) == "optimizer"
+        }
+    return states
 
 
 def _modules(parts: Mapping[str, Any]) -> list[Any]:

@@ -19,7 +19,7 @@ from ckptguard.record.environment import environment, versions
 from ckptguard.record.rng import next_draws, preserved_rng
 from ckptguard.restore.components import canonical, renames
 from ckptguard.restore.equality import Comparison, compare
-from ckptguard.restore.held import Held, read_numbers
+from ckptguard.restore.held import Held, open_checkpoint
 from ckptguard.restore.leaves import Leaf, live_leaves
 from ckptguard.restore.leaves import Path as LeafPath
 from ckptguard.restore.model import Difference, Fault, Order, StepNumbers
@@ -41,7 +41,7 @@ class Session:
 
     def __init__(self, order: Order, events: Path) -> None:
         self.order = order
-        self.held = Held(order.checkpoint)
+        self.held = open_checkpoint(order.checkpoint)
         self.began = time.perf_counter()
         self._events = events.open("a", encoding="utf-8")
 
@@ -141,7 +141,7 @@ class Session:
     def check_against(self, parts: Mapping[str, StateOf]) -> None:
         """Compare the whole state with the later checkpoint, the random generators included."""
         assert self.order.against is not None  # the caller asked for it
-        later = Held(self.order.against)
+        later = open_checkpoint(self.order.against)
         differences, compared, end = self._compare(later, parts)
         expected = later.streams()
         if expected:
@@ -194,7 +194,9 @@ def _distance(held: Held, component: str, state: Any, path: str) -> float | None
         tensor = _at(held.saved(component) if len(place.files) == 1 else held.tree(name), path)
         live = _at(state, path)
         if isinstance(tensor, Tensor) and hasattr(live, "detach"):
-            saved = read_numbers(held.store, name, tensor)
+            saved = held.numbers(name, tensor)
+            if saved is None:
+                return None
             here = live.detach().cpu().double().numpy()
             off = np.abs(saved.astype(np.float64) - here)
             return float(off.max()) if off.size and np.isfinite(off).any() else None

@@ -18,7 +18,7 @@ from ckptguard.inspect import Options, open_target, split_leftovers
 from ckptguard.logs import read_log, read_logs
 from ckptguard.model import Directory, Entry, LogRow, Manifest, Tensor
 from ckptguard.record.batches import batches_key
-from ckptguard.restore.held import Held
+from ckptguard.restore.held import METADATA, open_checkpoint
 from ckptguard.restore.trials import flat_environment
 from ckptguard.seals import OURS, Seal, read_seal
 from ckptguard.storage.local import LocalStore
@@ -130,7 +130,7 @@ def layout_of(path: Path, manifest: Manifest | None = None) -> str:
     """The layout's name. What a lone file is, its content says."""
     if path.is_file():
         try:
-            tree = Held(str(path)).tree(path.name)
+            tree = open_checkpoint(str(path)).tree(path.name)
         except CkptguardError:
             tree = None
         if isinstance(tree, Mapping) and "pytorch-lightning_version" in tree:
@@ -149,12 +149,14 @@ def step_of(path: Path) -> int | None:
 
 def _stated_step(path: Path) -> int | None:
     try:
-        held = Held(str(path))
+        held = open_checkpoint(str(path))
         state = held.trainer_state()
         if state:
             return _whole(state.get("global_step"))
         if held.is_file:
             return _counter(held.tree(held.root.name))
+        if METADATA in held.known:
+            return _counter(held.tree(METADATA))
         for file in sorted(path.glob("*.pt")):
             if (step := _counter(held.tree(file.name))) is not None:
                 return step

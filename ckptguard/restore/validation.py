@@ -13,7 +13,7 @@ from ckptguard.model import Evidence, NotRun
 from ckptguard.restore.command import command_runner
 from ckptguard.restore.compare import Curve, measure_gap
 from ckptguard.restore.conclude import conclude, needs_calibration
-from ckptguard.restore.held import Held, Refused
+from ckptguard.restore.held import Refused, open_checkpoint
 from ckptguard.restore.logbook import Precision, continuation, steps_to_replay
 from ckptguard.restore.model import METRICS, Limits, Order, RestoreReport, Trial
 from ckptguard.restore.recorded import SILENT, Recorded
@@ -274,7 +274,7 @@ def _fits_its_config(target: Target) -> bool:
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]] | None:
     try:
-        leaves = Held(str(path)).leaves("model")
+        leaves = open_checkpoint(str(path)).leaves("model")
     except (Refused, KeyError):
         return None
     return {".".join(name): leaf.shape for name, leaf in leaves.items()}
