@@ -207,7 +207,7 @@ def _troubles(
     for one in held:
         if one["checkpoint_id"] is None and one["code"] not in said:
             said.add(one["code"])
-            yield _of_run(run, one, {row["path"] for row in rows})
+            yield _of_run(run, one, {row["path"]: row["id"] for row in rows})
     for anomaly in logs.open_anomalies(connection, run["id"]):
         if anomaly["severity"] != Severity.INFO and not context.settings.policy.silent(
             anomaly["code"], today
@@ -234,7 +234,7 @@ def _of_checkpoint(run: dict[str, Any], row: dict[str, Any], held: Sequence[dict
     )
 
 
-def _of_run(run: dict[str, Any], one: dict[str, Any], paths: set[str]) -> Trouble:
+def _of_run(run: dict[str, Any], one: dict[str, Any], ids: dict[str, int]) -> Trouble:
     return Trouble(
         key=f"{run['target']}:{one['code']}",
         run=run["target"],
@@ -245,7 +245,8 @@ def _of_run(run: dict[str, Any], one: dict[str, Any], paths: set[str]) -> Troubl
         message=f"{one['subject']}: {one['message']}" if one["subject"] != run["target"] else one["message"],
         hint=meant(one["hint"], run["target"], None),
         since=one["first_seen"],
-        checkpoint=_full(run["target"], one["subject"]) if one["subject"] in paths else None,
+        checkpoint=_full(run["target"], one["subject"]) if one["subject"] in ids else None,
+        checkpoint_id=ids.get(one["subject"]),
     )
 
 

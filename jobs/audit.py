@@ -23,7 +23,6 @@ from ckptguard.seals import SealedFile
 AT_ONCE = 8
 """So many checkpoints are asked for in one request: a save that comes meanwhile waits for no more than these."""
 TRIES = 3
-WHOLE_RUN_GRACE = 900.0
 OURS = frozenset({"no-safe-checkpoint", "low-space", "missed-save", "stalled-save", "slow-save", "odd-size"})
 """What the service itself says of a run, knowing its history; a look that sees a part of it does not."""
 
@@ -110,7 +109,8 @@ def _look(
         "do": "audit",
         "target": run["target"],
         "depth": str(depth),
-        "grace": WHOLE_RUN_GRACE,
+        # What is broken and did not change for so long is not being written any more.
+        "grace": task.context.settings.watch.stall_after,
         "max_rate": settings.max_rate,
         "deep": [row["path"] for row in rows],
         "known": known,

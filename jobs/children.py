@@ -66,6 +66,8 @@ class Child:
                 elif "part" in answer:
                     part(answer["part"])
                 elif "error" in answer:
+                    if answer["error"]["code"] in ("internal", "memory"):
+                        self.end()  # whatever state it is in now, the next request begins afresh
                     raise _raised(answer["error"])
                 else:
                     done: dict[str, Any] = answer["done"]

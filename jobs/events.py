@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -73,8 +72,10 @@ class Events:
             return False
         with self._lock:
             try:
-                info = os.stat(path)  # noqa: PTH116
-                mark = (info.st_dev, info.st_ino)
+                mark = _mark(path)
+                if mark is None:
+                    self._forget(path)
+                    return False
                 known = self._watches.get(path)
                 if known is not None and known[1] == mark:
                     return True
@@ -92,6 +93,12 @@ class Events:
             self._watches[path] = (watch, mark)
             return True
 
+    def stale(self) -> list[str]:
+        """Watched directories that were moved, removed or replaced: nobody tells of that."""
+        with self._lock:
+            known = {path: mark for path, (_, mark) in self._watches.items()}
+        return [path for path, mark in known.items() if _mark(path) != mark]
+
     def _forget(self, path: str) -> None:
         known = self._watches.pop(path, None)
         if known is None:
@@ -105,3 +112,12 @@ class Events:
         if self._started:
             self._observer.stop()
             self._observer.join(timeout=5.0)
+
+
+def _mark(path: str) -> tuple[int, int] | None:
+    """What stays the same as long as it is the same directory; None where there is none."""
+    try:
+        info = Path(path).stat()
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from ckptguard.catalog import Catalog, jobs, outbox
+from ckptguard.catalog import Catalog, checkpoints, jobs, outbox
 from ckptguard.catalog.lead import Lead
 from ckptguard.catalog.runs import watch_only
 from ckptguard.errors import UsageError
@@ -56,6 +56,7 @@ class Service:
         self._looks = ThreadPoolExecutor(WATCH_THREADS, thread_name_prefix="ckptguard-watch")
         self._threads: list[threading.Thread] = []
         self._clocks = (0.0, 0.0)
+        self._checked = 0.0
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Service:
         self._workers.start()
         self._thread("watch", TICK, self._watch)
         self._thread("follow", self.settings.follow_every, self._follow)
-        self._thread("assess", ASSESS_EVERY, self._assess)
+        self._thread("assess", min(ASSESS_EVERY, self.settings.watch.stall_after), self._assess)
         self._thread("discover", DISCOVER_EVERY, self._discover)
         self._thread("lead", LEAD_EVERY, self._keep_leading)
         for route in context.routes:
@@ -150,6 +151,10 @@ class Service:
     def _watch(self) -> None:
         """Start the looks that are due, each in a thread: a mount that hangs holds up only itself."""
         now = self.context.monotonic()
+        if now >= self._checked + self.settings.watch.every:
+            self._checked = now
+            for path in self._events.stale():
+                self._soon(self.targets[path])
         for target in list(self.targets.values()):
             if target.busy:
                 if now - target.started > 120.0:
@@ -208,7 +213,19 @@ class Service:
             follow(self.context, watched)
 
     def _assess(self) -> None:
-        assess_all(self.context, [watched.run_id for watched in self.watched()])
+        """What time alone changes: late saves, reminders, and verdicts that had to wait."""
+        runs = [watched.run_id for watched in self.watched()]
+        assess_all(self.context, runs)
+        now, patience = self.context.clock(), self.settings.watch.stall_after
+        with self.context.catalog.read() as connection:
+            waiting = [run for run in checkpoints.unjudged_runs(connection, now - patience) if run in runs]
+            due = [
+                run
+                for run in waiting
+                if now - (jobs.last_started(connection, "audit", run) or 0.0) > patience / 2
+            ]
+        for run in due:
+            self.queue("audit", run, "watch")
 
     # --- what is planned ----------------------------------------------------------------------------
 

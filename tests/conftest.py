@@ -45,3 +45,14 @@ def postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL for all tests that ask for it: `.database()` is the URL of a fresh, empty one."""
     with PostgresServer() as server:
         yield server
+
+
+# --- checkpoints for the service ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def small_saves() -> dict[int, bytes]:
+    """The bytes of small torch checkpoints by step, made once."""
+    from ckptguard.testing_service import saves
+
+    return saves(range(10, 130, 10))

@@ -37,6 +37,21 @@ def put_checkpoint(connection: Connection, run_id: int, path: str, values: Mappi
     return int(found)
 
 
+def unjudged_runs(connection: Connection, changed_before: float) -> list[int]:
+    """The runs with complete checkpoints that have no verdict on their bytes, though these lie still since that time."""
+    query = (
+        select(checkpoints.c.run_id)
+        .where(
+            checkpoints.c.gone_at.is_(None),
+            checkpoints.c.phase == "complete",
+            checkpoints.c.judged_fingerprint != checkpoints.c.fingerprint,
+            checkpoints.c.changed_at < changed_before,
+        )
+        .distinct()
+    )
+    return [int(run_id) for run_id in connection.execute(query).scalars()]
+
+
 def set_checkpoint(connection: Connection, checkpoint_id: int, **values: Any) -> None:
     connection.execute(update(checkpoints).where(checkpoints.c.id == checkpoint_id).values(**values))
 
