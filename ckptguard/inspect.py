@@ -329,7 +329,11 @@ def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
         return bool(manifest.certain or manifest.attributes.get("speaks"))
     opened = all(f.tree is not None for f in facts.files.values())
     if opened:
-        holds = bool(facts.state.model or facts.state.ema or facts.state.optimizers)
+        holds = bool(facts.state.ema or facts.state.optimizers) or any(
+            # Tensors with names of their own are data as well; parameters are named by their modules.
+            manifest.attributes.get("speaks") or "." in name or name in ("weight", "bias")
+            for name in facts.state.model
+        )
         return holds or bool(
             manifest.certain
             and manifest.attributes.get("speaks")

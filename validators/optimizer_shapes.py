@@ -42,6 +42,7 @@ class OptimizerShapes:
             if optimizer.sharded:
                 continue
             yield from self._within(facts, optimizer)
+            yield from self._against_sibling(subject, optimizer)
             yield from self._against_weights(facts, optimizer)
 
     @staticmethod
@@ -59,6 +60,42 @@ class OptimizerShapes:
                     f"{optimizer.subject}:{state.key}",
                     f"parameter {state.key} has states of several shapes: {words}",
                 )
+
+    @staticmethod
+    def _against_sibling(subject: Subject, optimizer: OptimizerState) -> Iterator[Finding]:
+        """The same parameter in the checkpoint before: a state that changed its shape belongs to another parameter."""
+        before = subject.previous
+        twins = (
+            [
+                o
+                for o in before.state.optimizers
+                if o.name == optimizer.name and o.subject == optimizer.subject
+            ]
+            if before
+            else []
+        )
+        if (
+            before is None
+            or len(twins) != 1
+            or [g.params for g in twins[0].groups] != [g.params for g in optimizer.groups]
+        ):
+            return
+        if {n: t.shape for n, t in before.state.model.items()} != {
+            n: t.shape for n, t in subject.facts.state.model.items()
+        }:
+            return
+        then = {s.key: m.shape for s in twins[0].states if (m := _moment(s.values)) is not None}
+        moved = [
+            s.key
+            for s in optimizer.states
+            if (m := _moment(s.values)) is not None and then.get(s.key, m.shape) != m.shape
+        ]
+        if moved:
+            yield finding(
+                "shape-mismatch",
+                f"{optimizer.subject}:{moved[0]}",
+                f"{len(moved)} optimizer states have other shapes than in {before.path} (parameter {moved[0]} is one): they are in another order",
+            )
 
     @staticmethod
     def _against_weights(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:

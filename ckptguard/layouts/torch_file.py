@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ckptguard.layouts._base import LayoutBase, is_temporary, link_pointer, series_of, step_in, text_pointer
-from ckptguard.layouts._state import Builder, holds_training_state
-from ckptguard.layouts._torch_content import interpret_known
+from ckptguard.layouts._torch_parts import ENDINGS, interpret_parts, rank_absences, rank_of, role_of
 from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile, Pointer, Role, State
 from ckptguard.ports import Resolve
 
-ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl", ".pth.tar", ".pt.tar", ".model", ".checkpoint")
 POINTERS = (
     "latest",
     "latest.txt",
@@ -36,16 +34,6 @@ LINK = re.compile(
 SPEAKING = re.compile(
     r"ckpt|checkpoint|chkpt|snapshot|weights|model|last|best|latest|final|state", re.IGNORECASE
 )
-ROLE = re.compile(
-    r"(?P<role>optimizer|optim|opt|model|meta|scheduler|sched|scaler|rng|dataloader|loader|state|ema|weights|trainer|train_state|training_state)",
-    re.IGNORECASE,
-)
-RANK = re.compile(r"[._-]?rank[._-]?(\d+)", re.IGNORECASE)
-ROLES = {
-    "optimizer": Role.OPTIMIZER, "optim": Role.OPTIMIZER, "opt": Role.OPTIMIZER, "model": Role.MODEL, "weights": Role.MODEL,
-    "meta": Role.TRAINER_STATE, "scheduler": Role.SCHEDULER, "sched": Role.SCHEDULER, "scaler": Role.SCALER, "rng": Role.RNG,
-    "dataloader": Role.DATALOADER, "loader": Role.DATALOADER, "ema": Role.EMA,
-}  # fmt: skip
 
 
 class TorchFile(LayoutBase):
@@ -58,7 +46,9 @@ class TorchFile(LayoutBase):
         alone: list[Entry] = []
         for entry in loose:
             step = step_in(entry.name)
-            split = step is not None and (ROLE.search(_stem(entry.name)) or RANK.search(entry.name))
+            split = step is not None and (
+                role_of(entry.name) is not Role.OTHER or rank_of(entry.name) is not None
+            )
             if split and not is_temporary(entry.name):
                 groups[step, ""].append(entry)  # type: ignore[index]
             else:
@@ -91,8 +81,8 @@ class TorchFile(LayoutBase):
 
     @staticmethod
     def _is_one_save(members: Sequence[Entry]) -> bool:
-        roles = {_role(e.name) for e in members}
-        ranks = [RANK.search(e.name) for e in members]
+        roles = {role_of(e.name) for e in members}
+        ranks = [rank_of(e.name) is not None for e in members]
         return len(members) > 1 and (len(roles) == len(members) or any(ranks)) and Role.MODEL in roles
 
     def _one(self, directory: Directory, entry: Entry, alone: Sequence[Entry]) -> Manifest:
@@ -124,14 +114,7 @@ class TorchFile(LayoutBase):
         )
 
     def _several(self, directory: Directory, step: int, members: Sequence[Entry]) -> Manifest:
-        files = []
-        for entry in members:
-            rank = RANK.search(entry.name)
-            files.append(
-                ManifestFile(
-                    entry.name, entry, _role(entry.name), "torch", int(rank.group(1)) if rank else None
-                )
-            )
+        files = [ManifestFile(e.name, e, role_of(e.name), "torch", rank_of(e.name)) for e in members]
         for name, entry in sorted(directory.files.items()):
             if name.endswith(".json") and step_in(name) == step and entry.kind == "file":
                 files.append(ManifestFile(name, entry, Role.TRAINER_STATE, "json"))
@@ -142,31 +125,12 @@ class TorchFile(LayoutBase):
             files=tuple(files),
             step=step,
             carries=frozenset({"model", "optimizer", "rng"}),
+            absences=rank_absences(files),
             series=series_of(main.name),
         )
 
     def interpret(self, manifest: Manifest, files: Mapping[str, FileFacts]) -> State:
-        builder = Builder(manifest)
-        for file in manifest.files:
-            facts = files.get(file.name)
-            if facts is None or facts.tree is None:
-                continue
-            if not holds_training_state(facts.tree) and file.role is Role.BUNDLE:
-                builder.attributes["no_training_state"] = True
-            if manifest.attributes.get("one_file") and interpret_known(builder, facts.tree, file.name):
-                continue
-            if file.role is Role.EMA:
-                builder.add_ema(facts.tree if isinstance(facts.tree, dict) else {}, file.name)
-            else:
-                builder.add_tree(facts.tree, file.name, rank=file.rank)
-        _swap_averaged(builder)
-        worlds = [f.rank for f in manifest.files if f.rank is not None]
-        if worlds:
-            builder.topology["world_size"] = max(worlds) + 1
-        for facts in files.values():
-            if isinstance(facts.tree, dict) and isinstance(facts.tree.get("world_size"), int):
-                builder.topology["world_size"] = facts.tree["world_size"]
-        return builder.build()
+        return interpret_parts(manifest, files)
 
     def pointers(self, directory: Directory, read: Callable[[str], bytes]) -> Sequence[Pointer]:
         found = []
@@ -182,22 +146,6 @@ class TorchFile(LayoutBase):
             for p in found
             if p is not None
         )
-
-
-def _stem(name: str) -> str:
-    return RANK.sub("", name.rsplit(".", 1)[0])
-
-
-def _role(name: str) -> Role:
-    match = ROLE.search(_stem(name))
-    return ROLES.get(match.group("role").lower(), Role.OTHER) if match else Role.OTHER
-
-
-def _swap_averaged(builder: Builder) -> None:
-    """A file that holds averaged weights alone is one for inference: they are its only weights."""
-    if builder.ema and not builder.model:
-        builder.model = dict(builder.ema)
-        builder.attributes["only_averaged"] = True
 
 
 LAYOUT = TorchFile()
