@@ -65,26 +65,21 @@ class OptimizerShapes:
     def _against_sibling(subject: Subject, optimizer: OptimizerState) -> Iterator[Finding]:
         """The same parameter in the checkpoint before: a state that changed its shape belongs to another parameter."""
         before = subject.previous
-        twins = (
-            [
-                o
-                for o in before.state.optimizers
-                if o.name == optimizer.name and o.subject == optimizer.subject
-            ]
-            if before
-            else []
-        )
+        mine = [o.name for o in subject.facts.state.optimizers]
         if (
             before is None
-            or len(twins) != 1
-            or [g.params for g in twins[0].groups] != [g.params for g in optimizer.groups]
+            or [o.name for o in before.state.optimizers] != mine
+            or mine.count(optimizer.name) != 1
         ):
+            return
+        twin = before.state.optimizers[mine.index(optimizer.name)]
+        if [g.params for g in twin.groups] != [g.params for g in optimizer.groups]:
             return
         if {n: t.shape for n, t in before.state.model.items()} != {
             n: t.shape for n, t in subject.facts.state.model.items()
         }:
             return
-        then = {s.key: m.shape for s in twins[0].states if (m := _moment(s.values)) is not None}
+        then = {s.key: m.shape for s in twin.states if (m := _moment(s.values)) is not None}
         moved = [
             s.key
             for s in optimizer.states
