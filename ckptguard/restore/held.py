@@ -189,10 +189,17 @@ class Held:
         return build(self.tree(name))
 
     @property
-    def names_parameters(self) -> bool:
-        """Whether the optimizer's state is kept by the parameters' names, as `get_state_dict` of torch gives it."""
-        state = self.saved("optimizer").get("state") if "optimizer" in self.places else None
-        return isinstance(state, Mapping) and bool(state) and not any(str(key).isdecimal() for key in state)
+    def optimizer_form(self) -> str:
+        """How the optimizer's state is kept: numbered (as the optimizer itself gives it), named (by the parameters'
+        names, as torch's get_state_dict gives it), or flat (the same, each value under one long key)."""
+        tree = self.saved("optimizer") if "optimizer" in self.places else {}
+        if not isinstance(tree, Mapping):
+            return "numbered"
+        state = tree.get("state")
+        if state is None and any(str(key).startswith("state.") for key in tree):
+            return "flat"
+        named = isinstance(state, Mapping) and bool(state) and not any(str(key).isdecimal() for key in state)
+        return "named" if named else "numbered"
 
     def release(self) -> None:
         """Forget the live tensors, so that only what was restored remains in memory."""

@@ -29,8 +29,8 @@ def load_parts(parts: Mapping[str, Any], held: Held) -> None:
         state = held.loaded(component)
         subject = ", ".join(held.places[component].files[:2])
         try:
-            if component == "optimizer" and held.names_parameters:
-                _load_named(parts, name, state)
+            if component == "optimizer" and held.optimizer_form != "numbered":
+                _load_named(parts, name, state, held.optimizer_form)
             else:
                 _load(component, loadable[name], state)
         except Refused:
@@ -63,18 +63,20 @@ def _model_of(parts: Mapping[str, Any]) -> Any:
     return model
 
 
-def _load_named(parts: Mapping[str, Any], name: str, state: Any) -> None:
+def _load_named(parts: Mapping[str, Any], name: str, state: Any, form: str) -> None:
     """Load an optimizer's state that is kept by the parameters' names, as `get_state_dict` of torch saves it."""
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-    set_optimizer_state_dict(_model_of(parts), parts[name], optim_state_dict=state)
+    options = StateDictOptions(flatten_optimizer_state_dict=form == "flat")
+    set_optimizer_state_dict(_model_of(parts), parts[name], optim_state_dict=state, options=options)
 
 
-def named_state(parts: Mapping[str, Any], name: str) -> Any:
+def named_state(parts: Mapping[str, Any], name: str, form: str) -> Any:
     """An optimizer's state by the parameters' names."""
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-    return get_optimizer_state_dict(_model_of(parts), parts[name])
+    options = StateDictOptions(flatten_optimizer_state_dict=form == "flat")
+    return get_optimizer_state_dict(_model_of(parts), parts[name], options=options)
 
 
 def _lacks_only_tied(part: Any, state: Mapping[str, Any], live: Mapping[str, Any]) -> bool:

@@ -53,10 +53,9 @@ def run(session: Session, recipe: Any, device: str) -> None:
 
 def _states(parts: Mapping[str, Any], held: Held) -> dict[str, StateOf]:
     states = {n: part.state_dict for n, part in parts.items() if callable(getattr(part, "state_dict", None))}
-    if held.names_parameters:
-        states |= {
-            name: partial(named_state, parts, name) for name in states if canonical(name) == "optimizer"
-        }
+    form = held.optimizer_form
+    if form != "numbered":
+        states |= {n: partial(named_state, parts, n, form) for n in states if canonical(n) == "optimizer"}
     return states
 
 

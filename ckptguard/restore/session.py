@@ -114,7 +114,11 @@ class Session:
 
     def restore_streams(self) -> None:
         """Set the global random generators to the checkpoint's states and report what they would draw next."""
-        done = set_streams(self.held.streams())
+        streams = self.held.streams()
+        if not streams:
+            self.seed()
+            return
+        done = set_streams(streams)
         self.held.release()
         self.report_streams(done)
 

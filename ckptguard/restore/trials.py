@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckptguard.errors import OutOfMemory, RecipeError, TimedOut
+from ckptguard.errors import CkptguardError, OutOfMemory, RecipeError, TimedOut
 from ckptguard.model import NotRun
 from ckptguard.restore.model import Difference, Fault, Limits, Order, StepNumbers, Trial
 from ckptguard.restore.processes import run
@@ -79,6 +79,9 @@ def settle(trial: Trial, exit_status: int | None, tail: str = "") -> Trial:
         raise OutOfMemory(fault.message, fault.hint)
     if fault.kind == "timeout":
         raise TimedOut(fault.message, fault.hint)
+    if fault.kind == "internal":
+        hint = f"this is a fault of ckptguard; please report its traceback:{_quoted(fault.detail)}"
+        raise CkptguardError(f"the child process stumbled: {fault.message}", hint)
     if fault.kind == "recipe":
         raise RecipeError(fault.message, fault.hint or f"its traceback ends:{_quoted(fault.detail)}")
     return trial

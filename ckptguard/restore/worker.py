@@ -96,20 +96,32 @@ def _fault_of(error: BaseException) -> Fault:
         return Fault("recipe", error.message, error.hint, detail)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Fault("memory", f"the child process ran out of memory: {error}", detail=detail)
+    if _is_ours(error):
+        return Fault("internal", f"{type(error).__name__}: {error}", detail=detail)
     where = _place_in_user_code(error)
     text = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return Fault("recipe", f"the recipe raised {said}{where}", detail=detail)
 
 
+_OURS = str(Path(ckptguard.__file__).parent)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised by a line of ours: then nobody's recipe is to blame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
 def _place_in_user_code(error: BaseException) -> str:
     """The last line of a file that belongs to no library."""
     place = ""
-    ours = str(Path(ckptguard.__file__).parent)
     trace: Any = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if "site-packages" not in name and not name.startswith((ours, "<")):
+        if "site-packages" not in name and not name.startswith((_OURS, "<")):
             place = f" ({Path(name).name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return place
