@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ckptguard.discover import find_checkpoints
+from ckptguard.facts import Reader, Wanted
 from ckptguard.inspect import Options, audit
-from ckptguard.model import Evidence, RunReport, Verdict
+from ckptguard.layouts._base import build_directory
+from ckptguard.model import Evidence, FileFacts, RunReport, Verdict
+from ckptguard.registry import layouts
+from ckptguard.storage.local import LocalStore
 
 HERE = Path(__file__).parent
 
@@ -68,3 +73,16 @@ def verdict(look: Callable[..., RunReport]) -> Callable[..., Verdict]:
         return look(run, depth).checkpoints[-1]
 
     return at
+
+
+@pytest.fixture
+def facts_of() -> Callable[[Path], dict[str, FileFacts]]:
+    """The facts of every file of one checkpoint directory, its content read."""
+
+    def read(folder: Path) -> dict[str, FileFacts]:
+        store = LocalStore(folder.parent)
+        (manifest,) = [m for m in find_checkpoints(build_directory(store.list()), layouts()) if m.path == folder.name]
+        with Reader(store) as reader:
+            return reader.read(manifest, Wanted(Evidence.CONTENT, {}))
+
+    return read
