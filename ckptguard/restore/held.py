@@ -170,6 +170,8 @@ class Held:
         def build(value: Any) -> Any:
             if isinstance(value, Tensor):
                 raw = self.raw(name, value)
+                if raw is None and value.location != "meta":
+                    raise Refused(f"{name}: the file holds no bytes for {value.name}")
                 if raw is None:
                     return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
                 flat = (

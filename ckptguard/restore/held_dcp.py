@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ckptguard.codes import CODES
 from ckptguard.digest import itemsize
 from ckptguard.errors import CkptguardError
 from ckptguard.formats import dcp_items, parse
@@ -16,7 +17,7 @@ from ckptguard.formats._base import Source
 from ckptguard.formats.dcp_metadata import Chunk, Index
 from ckptguard.layouts._dcp import top_weights
 from ckptguard.layouts._dcp_content import read_dcp
-from ckptguard.model import Evidence, FileFacts, Tensor
+from ckptguard.model import Evidence, FileFacts, Severity, Tensor
 from ckptguard.restore.components import components_of
 from ckptguard.restore.held import METADATA, Held, Place, Refused, raw_elements
 
@@ -39,6 +40,16 @@ class HeldDcp(Held):
             for shard in metadata.tree.items:
                 source = Source(self.store, shard, self.store.stat(shard).size, deep=True)
                 parsed = dcp_items.read(source, shard, {METADATA: metadata})
+                bad = next(
+                    (
+                        p
+                        for p in parsed.problems
+                        if p.severity in ("", Severity.ERROR) and CODES[p.code].severity is Severity.ERROR
+                    ),
+                    None,
+                )
+                if bad is not None:
+                    raise Refused(f"{shard}: {bad.message}")
                 files[shard] = FileFacts(
                     shard, Evidence.CONTENT, kind=parsed.kind, tree=parsed.tree, details=parsed.details
                 )
