@@ -1,0 +1,312 @@
+"""A look at one run: reads its checkpoints, has them checked, and puts the report together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ckptguard.checking import run_checkpoint_checks, run_run_checks, silence
+from ckptguard.codes import finding
+from ckptguard.curves.health import health_at
+from ckptguard.discover import Run, find_checkpoints
+from ckptguard.errors import FormatError, KeyNotFound, StoreError
+from ckptguard.facts import Reader, Wanted
+from ckptguard.judge import judge, newest_first, newest_safe, resume_from
+from ckptguard.layouts._base import build_directory
+from ckptguard.model import (
+    CheckpointFacts,
+    Coverage,
+    Directory,
+    Evidence,
+    Health,
+    LogRow,
+    Manifest,
+    Pointer,
+    Resume,
+    Role,
+    RunReport,
+    State,
+    Verdict,
+)
+from ckptguard.ports import RunSubject, Store, Subject
+from ckptguard.registry import layout_named, layouts
+from ckptguard.scan import SEGMENT
+from ckptguard.seals import Seal, read_seal
+from ckptguard.targets import Opened, Options
+
+
+class Look:
+    """A look at one run: reads each checkpoint at most once per depth and runs the checks on it."""
+
+    def __init__(self, opened: Opened, run: Run, options: Options, reader: Reader) -> None:
+        self.opened = opened
+        self.run = run
+        self.options = options
+        self.reader = reader
+        self.now = options.now()
+        listed, self.leftovers = split_leftovers(run.checkpoints, opened.only)
+        self.manifests = listed
+        self.facts: dict[str, CheckpointFacts] = {}
+        self.gone: list[str] = []
+        self._log: tuple[LogRow, ...] | None = None
+
+    @property
+    def log(self) -> tuple[LogRow, ...]:
+        """The run's metric log, read once."""
+        if self._log is None:
+            from ckptguard.logs import read_logs
+
+            self._log = (
+                tuple(read_logs(self.opened.store, self.run.root))
+                if self.options.depth > Evidence.LISTING
+                else ()
+            )
+        return self._log
+
+    def read(self, manifest: Manifest, depth: Evidence) -> CheckpointFacts | None:
+        """The facts of a checkpoint, or None where it is none after all, or is gone."""
+        known = self.facts.get(manifest.path)
+        if known is not None and known.evidence >= depth:
+            return known
+        facts = self._read(manifest, depth)
+        if facts is not None and self._changed(facts):
+            again = self._listed_again(manifest.path)
+            facts = self._read(again, depth) if again is not None else None
+            if facts is not None and self._changed(facts):
+                facts = replace(facts, changed=True)
+        if facts is None:
+            self.gone.append(manifest.path)
+            return None
+        if not is_checkpoint(facts, self.opened.only):
+            self.manifests = [m for m in self.manifests if m.path != manifest.path]
+            return None
+        self.facts[manifest.path] = facts
+        return facts
+
+    def _read(self, manifest: Manifest, depth: Evidence) -> CheckpointFacts | None:
+        seal = self._seal(manifest) if depth > Evidence.STRUCTURE else None
+        blocks = {}
+        if seal is not None and seal.block_size and SEGMENT % seal.block_size == 0:
+            entries = {f.name: f.entry for f in manifest.files}
+            blocks = {
+                n: seal.block_size for n, s in seal.files.items() if n in entries and s.fits(entries[n])
+            }
+        files = self.reader.read(manifest, Wanted(depth, blocks))
+        if manifest.files and all(any(p.code == "missing-file" for p in f.problems) for f in files.values()):
+            return None
+        for name in blocks:
+            held = files[name]
+            if seal is not None and held.blocks == seal.files[name].blocks:
+                files[name] = replace(held, bytes_proven=seal.files[name].size)
+        layout = layout_named(manifest.layout)
+        state, broken = State(layout=manifest.layout), None
+        if layout is not None:
+            try:
+                state = layout.interpret(manifest, files)
+            except Exception as e:  # noqa: BLE001 - a layout that stumbles must not end the audit
+                broken = f"{type(e).__name__}: {e}"
+        if broken:
+            state = replace(state, attributes={"broken_layout": broken})
+        return CheckpointFacts(manifest, files, state, depth, seal)
+
+    def _seal(self, manifest: Manifest) -> Seal | None:
+        root = self.run.root.path
+        relative = manifest.path[len(root) + 1 :] if root else manifest.path
+        try:
+            return read_seal(self.opened.store, root, relative)
+        except (FormatError, StoreError):
+            return None
+
+    def _changed(self, facts: CheckpointFacts) -> bool:
+        for file in facts.manifest.files:
+            if file.entry.kind != "file":
+                continue
+            try:
+                if self.opened.store.stat(file.entry.key).identity != file.entry.identity:
+                    return True
+            except KeyNotFound:
+                return True
+            except StoreError:
+                continue
+        return False
+
+    def _listed_again(self, path: str) -> Manifest | None:
+        forget = getattr(self.opened.store, "forget", None)
+        if forget is not None:
+            forget()
+        directory = build_directory(self.opened.store.list())
+        return next((m for m in find_checkpoints(directory, layouts()) if m.path == path), None)
+
+    # --- judging ------------------------------------------------------------------------------------
+
+    def verdict(self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Verdict:
+        subject = Subject(
+            facts,
+            tuple(siblings),
+            self.log,
+            self.now,
+            self.options.grace,
+            self.opened.store,
+            self.options.plan,
+        )
+        findings, coverage = run_checkpoint_checks(subject)
+        return judge(
+            facts,
+            [silence(f, self.options.silenced) for f in findings],
+            coverage,
+            path=self.opened.shown(facts.path),
+            now=self.now,
+            grace=self.options.grace,
+            required=self.options.require,
+            health=health_at(self.log or facts.state.log, facts.step),
+        )
+
+    def unlooked(self, manifest: Manifest) -> Verdict:
+        """A checkpoint that was only listed: it counts for nothing."""
+        return Verdict(
+            self.opened.shown(manifest.path), manifest.layout, manifest.step, Resume.UNKNOWN, Evidence.LISTING,
+            len(manifest.files), manifest.size, {}, manifest.gaps, Coverage(), Health(), (), modified=manifest.modified,
+        )  # fmt: skip
+
+    def report(self, target: str, pairs: Sequence[tuple[CheckpointFacts | None, Verdict]]) -> RunReport:
+        """The run's report from the verdicts on its checkpoints."""
+        order = sorted(
+            pairs,
+            key=lambda p: (
+                p[1].step is not None,
+                p[1].step or 0,
+                p[1].attempt or 0,
+                p[1].modified,
+                p[1].path,
+            ),
+        )
+        looked = [(f, v) for f, v in order if f is not None]
+        pointers = find_pointers(self.opened.store, self.run.root, self.manifests)
+        keyed = {f.path: v for f, v in looked}
+        subject = RunSubject(
+            self.run.root,
+            tuple(f for f, _ in looked),
+            tuple(keyed[f.path] for f, _ in looked),
+            pointers,
+            tuple(self.leftovers),
+            self.log,
+            self.now,
+            self.options.grace,
+        )
+        findings = [silence(f, self.options.silenced) for f in run_run_checks(subject)]
+        findings += [
+            finding("debris", self.opened.shown(p), f"{p} was there when the look began and is gone now")
+            for p in self.gone
+        ]
+        if self.opened.only is not None:
+            order = [(f, v) for f, v in order if v.path == self.opened.shown(self.opened.only)]
+        verdicts = [v for _, v in order]
+        safe, best = newest_safe(verdicts), resume_from(verdicts, allow_lossy=self.options.allow_lossy)
+        return RunReport(
+            target=target,
+            root=self.opened.shown(self.run.root.path),
+            checkpoints=tuple(verdicts),
+            findings=tuple(findings),
+            latest=latest_of(self.opened, pointers, verdicts),
+            newest_safe=None if safe is None else safe.path,
+            resume_from=None if best is None else best.path,
+        )
+
+
+def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
+    """Whether a lone file turned out to hold training state; what the user named is judged whatever it holds."""
+    manifest = facts.manifest
+    if manifest.path == only or not manifest.attributes.get("one_file"):
+        return True
+    if facts.evidence is Evidence.LISTING:
+        return bool(manifest.certain or manifest.attributes.get("speaks"))
+    if manifest.certain and any(unsafe_names(f) for f in facts.files.values()):
+        return True  # whatever else it holds, its name says that somebody may load it
+    opened = all(f.tree is not None for f in facts.files.values())
+    if opened:
+        holds = bool(facts.state.ema or facts.state.optimizers) or any(
+            # Tensors with names of their own are data as well; parameters are named by their modules.
+            manifest.attributes.get("speaks") or "." in name or name in ("weight", "bias")
+            for name in facts.state.model
+        )
+        return holds or bool(
+            manifest.certain
+            and manifest.attributes.get("speaks")
+            and not facts.state.attributes.get("no_training_state")
+        )
+    return manifest.certain
+
+
+def split_leftovers(
+    manifests: Iterable[Manifest], only: str | None = None
+) -> tuple[list[Manifest], list[Manifest]]:
+    """(checkpoints to list, left-overs): temporary and unfinished ones that a complete one has overtaken."""
+    every = list(manifests)
+    complete = [m for m in every if m.finished and not m.temporary]
+    newest = max((m.step for m in complete if m.step is not None), default=None)
+    latest = max((m.modified for m in complete), default=None)
+    listed: list[Manifest] = []
+    leftovers: list[Manifest] = []
+    for manifest in every:
+        overtaken = False
+        if manifest.temporary:
+            overtaken = (
+                manifest.step <= newest
+                if manifest.step is not None and newest is not None
+                else latest is not None and manifest.modified < latest
+            )
+        elif (
+            not manifest.attributes.get("one_file")
+            and manifest.step is not None
+            and newest is not None
+            and manifest.step < newest
+        ):
+            weights = (
+                *manifest.by_role(Role.MODEL),
+                *manifest.by_role(Role.BUNDLE),
+                *manifest.by_role(Role.SHARD),
+            )
+            overtaken = not manifest.finished or not weights
+        (leftovers if overtaken and manifest.path != only else listed).append(manifest)
+    return listed, leftovers
+
+
+def find_pointers(store: Store, root: Directory, manifests: Sequence[Manifest]) -> tuple[Pointer, ...]:
+    """The run's pointers, as each layout that is present keeps them, in the run's directory and where its checkpoints lie."""
+    places = {root.path: root}
+    for manifest in manifests:
+        home = manifest.path.rpartition("/")[0]
+        here: Directory | None = root
+        for part in home[len(root.path) :].strip("/").split("/") if home != root.path else ():
+            here = here.dirs.get(part) if here else None
+        if here is not None:
+            places[here.path] = here
+    # A pointer that is a checkpoint file of its own (last.ckpt as a second save) names nothing.
+    own = {f.entry.key for m in manifests for f in m.files}
+    found: dict[str, Pointer] = {}
+    names = {m.layout for m in manifests}
+    for layout in layouts():
+        if layout.name not in names and layout.name != "torch-file":
+            continue
+        for directory in places.values():
+            try:
+                for pointer in layout.pointers(directory, store.read):
+                    if pointer.entry.key not in own or pointer.resolved != pointer.entry.key:
+                        found.setdefault(pointer.entry.key, pointer)
+            except StoreError:
+                continue
+    return tuple(p for p in found.values() if p.entry.key not in own)
+
+
+def latest_of(opened: Opened, pointers: Sequence[Pointer], verdicts: Sequence[Verdict]) -> str | None:
+    """What the framework itself would pick: what its pointer names, else the highest step, complete or not."""
+    shown = {v.path for v in verdicts}
+    for pointer in pointers:
+        if (
+            pointer.kind != "best"
+            and pointer.resolved is not None
+            and opened.shown(pointer.resolved) in shown
+        ):
+            return opened.shown(pointer.resolved)
+    ordered = newest_first(verdicts)
+    return ordered[0].path if ordered else None

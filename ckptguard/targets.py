@@ -1,0 +1,92 @@
+"""From what the user names to a store, its listing and the checkpoints in it."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckptguard.discover import find_checkpoints
+from ckptguard.layouts._base import build_directory
+from ckptguard.model import Directory, Evidence, Manifest
+from ckptguard.ports import Store
+from ckptguard.registry import layouts
+
+GRACE = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to look. `grace` in seconds; `max_rate` in bytes a second; `require` makes anything less proven unknown."""
+
+    depth: Evidence = Evidence.CONTENT
+    jobs: int | None = None
+    grace: float = GRACE
+    max_rate: float | None = None
+    require: Evidence | None = None
+    allow_lossy: bool = False
+    plan: object = None
+    silenced: frozenset[str] = frozenset()
+    deadline: float | None = None
+    now: Callable[[], float] = field(default=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store with what was asked for in it. `prefix` is put before keys when paths are printed; `only` narrows the report."""
+
+    store: Store
+    prefix: str
+    only: str | None = None
+
+    def shown(self, key: str) -> str:
+        return f"{self.prefix}{key}" if key else self.prefix.rstrip("/") or "."
+
+
+def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[Manifest]]:
+    """The store of a target, its listing and the checkpoints in it. A checkpoint named directly is seen among its siblings.
+
+    Raises TargetNotFound, UsageError, StoreError.
+    """
+    from ckptguard.storage import open_store
+    from ckptguard.storage.opening import split_target
+
+    root, key = split_target(target)
+    store = open_store(root, max_rate=options.max_rate)
+    prefix = _prefix(root, target)
+    if key:
+        directory = build_directory(store.list())
+        manifests = find_checkpoints(directory, layouts())
+        named = next((m for m in manifests if any(f.entry.key == key for f in m.files)), None)
+        return Opened(store, prefix, named.path if named else key), directory, manifests
+    directory = build_directory(store.list())
+    manifests = find_checkpoints(directory, layouts())
+    if len(manifests) == 1 and manifests[0].path == "":
+        parent, name = _split(target)
+        if name:
+            above = open_store(parent or ".", max_rate=options.max_rate)
+            directory = build_directory(above.list())
+            return (
+                Opened(above, _prefix(parent or ".", parent), name),
+                directory,
+                find_checkpoints(directory, layouts()),
+            )
+    return Opened(store, prefix), directory, manifests
+
+
+def _prefix(root: str, given: str) -> str:
+    if not given or given == "." or (root == "." and "/" not in given):
+        return ""
+    return root.rstrip("/") + "/"
+
+
+def _split(target: str) -> tuple[str, str]:
+    """(folder, name) of a directory target; ("", "") where there is nothing above it."""
+    plain = target.rstrip("/")
+    if plain in ("", ".", "..") or plain.endswith("://"):
+        return "", ""
+    parent, name = posixpath.split(plain)
+    if "://" in target and (not parent or parent.endswith(":/")):
+        return "", ""
+    return parent, name
