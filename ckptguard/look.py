@@ -33,6 +33,7 @@ from ckptguard.registry import layout_named, layouts
 from ckptguard.scan import SEGMENT
 from ckptguard.seals import Seal, read_seal
 from ckptguard.targets import Opened, Options
+from ckptguard.validators.pickle_safety import unsafe_names
 
 
 class Look:
