@@ -22,8 +22,8 @@ def needs_calibration(recorded: Recorded, trials: Sequence[Trial]) -> bool:
     judge_streams(notes, recorded, trials[0])
     if notes.failed:
         return False
-    judge_replay(notes, recorded, trials, noise)
-    judge_against(notes, recorded, trials, noise)
+    steps = judge_replay(notes, recorded, trials, noise)
+    judge_against(notes, recorded, trials, noise, steps)
     return notes.undecided and not notes.diverged
 
 
@@ -46,7 +46,7 @@ def conclude(recorded: Recorded, trials: Sequence[Trial], seconds: float = 0.0) 
         judge_batches(notes, recorded, first)
         judge_probe(notes, recorded, trials)
         steps = judge_replay(notes, recorded, trials, noise)
-        judge_against(notes, recorded, trials, noise)
+        judge_against(notes, recorded, trials, noise, steps)
         if steps or first.against_compared:
             evidence = Evidence.REPLAYED
     result = _result(notes)

@@ -85,7 +85,10 @@ def _tell(steps: Sequence[ComparedStep], wrong: Sequence[ComparedStep]) -> str:
     return share + "; ".join(parts)
 
 
-def judge_against(notes: Notes, recorded: Recorded, trials: Sequence[Trial], noise: Noise) -> None:
+def judge_against(
+    notes: Notes, recorded: Recorded, trials: Sequence[Trial], noise: Noise, steps: Sequence[ComparedStep]
+) -> None:
+    """Compare the whole state at the later checkpoint; `steps` are the compared rows of the log."""
     trial = trials[0]
     if recorded.against is None or trial.against_compared is None:
         return
@@ -104,6 +107,22 @@ def judge_against(notes: Notes, recorded: Recorded, trials: Sequence[Trial], noi
     )
     if notes.failed or notes.diverged:
         return  # a state or a step that differs makes all that follow differ
+    beyond = [
+        s for s in steps if recorded.until is not None and s.step > recorded.until and "loss" in s.logged
+    ]
+    if beyond and all(step.exact for step in steps):
+        # What is computed from the replayed state is what was logged: the state is right, and the other file is not.
+        notes.findings.append(
+            finding(
+                "replay-divergence",
+                recorded.against,
+                f"{message}. The log agrees exactly, also after it: it is {recorded.against} that holds other state",
+                f"look at that one: ckptguard audit {recorded.against}",
+                severity=Severity.WARNING,
+                effect=Effect.NONE,
+            )
+        )
+        return
     no_gap = noise.gap is not None and not any(any(curve) for curve in noise.gap.values())
     repeats = len(trials) > 1 and len(ends) == 1
     if no_gap and repeats:

@@ -17,7 +17,8 @@ SILENT = frozenset({"added", "unused"})
 class Recorded:
     """What is known of the checkpoint and of the training that went on from it.
 
-    `rows` are the log's after the checkpoint; `column` all of them, for how finely they were written. `draws` are the
+    `rows` are the log's after the checkpoint; `column` all of them, for how finely they were written. `against` names the later checkpoint of step
+    `until`. `draws` are the
     recorded next draws of each RNG stream; `gaps` what the framework never saves. `gap` is the measured distance of the
     environments, on the checkpoint `calibrated_on`; `no_gap` says why there is none.
     """
@@ -32,6 +33,7 @@ class Recorded:
     environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     gaps: tuple[str, ...] = ()
     against: str | None = None
+    until: int | None = None
     gap: Mapping[str, tuple[float, ...]] | None = None
     calibrated_on: str | None = None
     no_gap: str = ""

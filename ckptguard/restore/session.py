@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ckptguard.errors import CkptguardError
 from ckptguard.model import NotRun, Tensor
 from ckptguard.record.environment import environment, versions
 from ckptguard.record.rng import next_draws, preserved_rng
@@ -145,9 +146,14 @@ class Session:
     def check_against(self, parts: Mapping[str, StateOf]) -> None:
         """Compare the whole state with the later checkpoint, the random generators included."""
         assert self.order.against is not None  # the caller asked for it
-        later = open_checkpoint(self.order.against)
-        differences, compared, end = self._compare(later, parts)
-        expected = later.streams()
+        try:
+            later = open_checkpoint(self.order.against)
+            differences, compared, end = self._compare(later, parts)
+            expected = later.streams()
+        except CkptguardError as error:
+            # That other checkpoint is no evidence then, for or against this one.
+            self.not_run("against", f"it cannot be read: {error.message}")
+            return
         if expected:
             here = next_draws()
             with preserved_rng():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptguard.errors import CkptguardError, RecipeError, TargetNotFound, UsageError
 from ckptguard.inspect import Options, audit
-from ckptguard.model import Evidence, NotRun
+from ckptguard.model import Evidence, NotRun, Severity
 from ckptguard.restore.command import command_runner
 from ckptguard.restore.compare import Curve, measure_gap
 from ckptguard.restore.conclude import conclude, needs_calibration
@@ -73,6 +73,8 @@ def validate(request: Request, progress: Progress = lambda text: None) -> Restor
     trials = _trials(request, order, target.gaps, run_once, progress)
     _blame_recipe_for_misfit(target, trials[0])
     recorded = _recorded(target, later, order)
+    if later is not None and (why := _distrust(later, trials[0])):
+        recorded = replace(recorded, against=None, not_run=(*recorded.not_run, NotRun("against", why)))
     if needs_calibration(recorded, trials):
         recorded = _calibrate(request, target, recorded, order.steps, run_once, progress)
     changed = _changed(before, listing(target.run))
@@ -181,9 +183,25 @@ def _recorded(target: Target, later: Later | None, order: Order) -> Recorded:
         probe=seal.probe.loss if seal is not None and seal.probe is not None else None,
         environment=target.environment,
         gaps=target.gaps,
-        against=str(later.path.name) if later else None,
+        against=later.path.name if later else None,
+        until=later.step if later else None,
         not_run=tuple(not_run),
     )
+
+
+def _distrust(later: Later, trial: Trial) -> str:
+    """Why a later checkpoint that differs is no evidence against this one; "" where it is, or does not differ."""
+    if not any(d.kind not in SILENT for d in trial.against):
+        return ""
+    try:
+        reports = audit(str(later.path), Options(depth=Evidence.CONTENT))
+    except CkptguardError as error:
+        return f"{later.path.name} cannot be audited: {error.message}"
+    unsafe = [v for report in reports for v in report.checkpoints if not v.resume.safe]
+    if not unsafe:
+        return ""
+    named = sorted({f.code for v in unsafe for f in v.findings if f.severity is Severity.ERROR})
+    return f"{later.path.name} is itself {unsafe[0].resume.value} ({', '.join(named)})"
 
 
 # --- calibration ----------------------------------------------------------------------------------------------

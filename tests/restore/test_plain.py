@@ -56,6 +56,29 @@ def test_a_later_checkpoint_proves_it_without_a_log(here, recipe, logged_run, co
     assert (report.result, report.bitwise, report.steps) == ("continuous", True, ())
 
 
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "other weights"])
+def test_a_later_checkpoint_that_is_damaged_is_no_evidence_against_this_one(
+    here, recipe, logged_run, copy, damage
+):
+    run = copy(logged_run)
+    path = run / "ckpt_18.pt"
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-3000])
+    elif damage == "flipped":
+        weight = torch.load(path, weights_only=False)["model"]["body.0.weight"]
+        content = bytearray(path.read_bytes())
+        content[content.find(weight.numpy().tobytes()) + 100] ^= 1
+        path.write_bytes(content)
+    else:
+        rewrite(path, lambda state: state["model"]["body.0.bias"].add_(0.01))
+    report = here(run / "ckpt_12.pt", recipe("plain_loop:Loop"))
+    assert report.result == "continuous"
+    if damage == "other weights":
+        assert "it is ckpt_18.pt that holds other state" in report.findings[0].message
+    else:
+        assert not report.findings and "against" in {gap.check for gap in report.not_run}
+
+
 def test_recorded_batches_replace_the_data_pipeline(here, recipe, recorded_run):
     report = here(recorded_run / "ckpt_12.pt", recipe("plain_loop:OnRecordedBatches"), steps=4)
     assert (report.result, report.bitwise) == ("continuous", True)
