@@ -39,7 +39,9 @@ def read_integrity(tree: Any) -> Mapping[str, str]:
     if not isinstance(tree, dict) or not isinstance(tree.get("files"), dict):
         raise FormatError("bad-header", f"{NAME} has no list of files")
     if tree.get("algorithm") != ALGORITHM:
-        raise FormatError("bad-header", f"{NAME} uses {str(tree.get('algorithm'))[:40]!r}; only {ALGORITHM} is known")
+        raise FormatError(
+            "bad-header", f"{NAME} uses {str(tree.get('algorithm'))[:40]!r}; only {ALGORITHM} is known"
+        )
     files = tree["files"]
     for name, digest in files.items():
         if "/" in name or name in ("", ".", "..") or not isinstance(digest, str) or len(digest) != 64:
@@ -47,13 +49,19 @@ def read_integrity(tree: Any) -> Mapping[str, str]:
     return {str(name): str(digest).lower() for name, digest in files.items()}
 
 
-def verify_integrity(store: Store, folder: str, expected: Mapping[str, str], sizes: Mapping[str, int], jobs: int | None = None) -> list[Mismatch]:
+def verify_integrity(
+    store: Store, folder: str, expected: Mapping[str, str], sizes: Mapping[str, int], jobs: int | None = None
+) -> list[Mismatch]:
     """Hash the listed files that are there, several at a time, and name those that differ. Raises StoreError."""
     names = [name for name in expected if name in sizes]
     prefix = f"{folder}/" if folder else ""
     with ThreadPoolExecutor(jobs or default_jobs(), thread_name_prefix="ckptguard-sha256") as pool:
         found = list(pool.map(lambda name: sha256(store, prefix + name, sizes[name]), names))
-    return [Mismatch(name, expected[name], digest) for name, digest in zip(names, found) if digest != expected[name]]
+    return [
+        Mismatch(name, expected[name], digest)
+        for name, digest in zip(names, found)
+        if digest != expected[name]
+    ]
 
 
 def write_integrity(store: WritableStore, manifest: Manifest, jobs: int | None = None) -> Entry:
@@ -68,12 +76,21 @@ def write_integrity(store: WritableStore, manifest: Manifest, jobs: int | None =
             "leave --megatron away: a seal under .ckptguard/ serves every layout",
         )
     folder = posixpath.dirname(mark.name)
-    files = [f for f in manifest.files if posixpath.dirname(f.name) == folder and posixpath.basename(f.name) != NAME and f.entry.kind != "other"]
+    files = [
+        f
+        for f in manifest.files
+        if posixpath.dirname(f.name) == folder
+        and posixpath.basename(f.name) != NAME
+        and f.entry.kind != "other"
+    ]
     files.sort(key=lambda f: f.name)
     with ThreadPoolExecutor(jobs or default_jobs(), thread_name_prefix="ckptguard-sha256") as pool:
         digests = list(pool.map(lambda f: sha256(store, f.entry.key, f.entry.size), files))
     listed = {posixpath.basename(f.name): digest for f, digest in zip(files, digests)}
-    return store.put(posixpath.join(posixpath.dirname(mark.entry.key), NAME), json.dumps({"algorithm": ALGORITHM, "files": listed}, indent=2).encode())
+    return store.put(
+        posixpath.join(posixpath.dirname(mark.entry.key), NAME),
+        json.dumps({"algorithm": ALGORITHM, "files": listed}, indent=2).encode(),
+    )
 
 
 def sha256(store: Store, key: str, size: int) -> str:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator
 
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, ManifestFile, Role, Severity
 from ckptguard.ports import Subject
-from ckptguard.validators._base import number
+from ckptguard.validators._base import comparable, number
 
 JITTER = 2.0  # seconds by which clocks and time stamps of one save may disagree
 COPYING = 900.0  # how long a copy may take between two of its files, before its size is counted
 SLOW = 5e6  # bytes a second of a slow copy
+MOMENT = re.compile(r"exp_avg|momentum|square_avg|exp_inf")
 ENOUGH = 3  # counters in a file that make its step certain
 
 
@@ -18,13 +20,14 @@ class MixedSaves:
     """Whether all files of a directory are of one save.
 
     Finds: a directory that was saved into again and never finished (data newer than the mark that was written last),
-    shards that the metadata knows nothing of, files whose optimizer steps contradict those in the other files.
+    shards that the metadata knows nothing of, files whose optimizer steps contradict those in the other files, shards
+    that are those of another checkpoint of the run.
     Why it matters: DCP keeps the old `.metadata` until the new one is complete; old metadata over new data loads without
     an error and mixes two steps.
     Example: a job that saves into `latest/` each time, killed in the middle of a save.
     What to do: resume from another checkpoint; save every step into a directory of its own.
     Blind spots: copies get new times, so data that is newer than its mark by less than a copy takes is information only;
-    a save that was overwritten whole, but for its metadata, by one of the same shapes and step.
+    a shard of another save that is of no checkpoint in this run, where no step is stored beside it (Megatron).
     """
 
     name = "mixed-saves"
@@ -36,6 +39,7 @@ class MixedSaves:
         yield from self._times(facts)
         yield from self._orphans(facts)
         yield from self._steps(facts)
+        yield from self._borrowed(subject)
 
     @staticmethod
     def _times(facts: CheckpointFacts) -> Iterator[Finding]:
@@ -112,6 +116,21 @@ class MixedSaves:
                 f"every optimizer step in {odd} is {sure[odd]:.0f}, in the other shards {usual:.0f}",
             )
 
+    @staticmethod
+    def _borrowed(subject: Subject) -> Iterator[Finding]:
+        """A shard that is bit for bit that of another checkpoint, moments included, though the other shards are not."""
+        mine = _fingerprints(subject.facts)
+        for sibling in comparable(subject):
+            theirs = _fingerprints(sibling)
+            same = sorted(name for name, prints in mine.items() if prints and theirs.get(name) == prints)
+            if same and any(theirs.get(name, prints) != prints for name, prints in mine.items()):
+                yield finding(
+                    "mixed-saves",
+                    same[0],
+                    f"{same[0]} is bit for bit that of {sibling.path}, optimizer moments included, and other shards are not",
+                )
+                return
+
 
 def sealed(facts: CheckpointFacts) -> bool:
     """Whether digests recorded at the save prove the files: then their times say nothing."""
@@ -123,6 +142,23 @@ def _is_orphan(facts: CheckpointFacts, file: ManifestFile) -> bool:
     if known is None or not file.entry.size or known.kind != "dcp-shard" or not known.details.get("indexed"):
         return False
     return not known.details.get("items")
+
+
+def _fingerprints(facts: CheckpointFacts) -> dict[str, tuple[str, ...]]:
+    """The digests of everything in each shard that holds moments, which every step changes; () for other shards."""
+    result: dict[str, tuple[str, ...]] = {}
+    for file in facts.manifest.by_role(Role.SHARD):
+        known = facts.files.get(file.name)
+        if known is None or not known.tensors or any(t.facts is None for t in known.tensors if t.nbytes):
+            continue
+        prints = tuple(
+            f"{t.name} {t.facts.digest}" for t in known.tensors if t.facts is not None and not t.facts.zeros
+        )
+        moving = any(
+            MOMENT.search(t.name) for t in known.tensors if t.facts is not None and not t.facts.zeros
+        )
+        result[file.name] = prints if moving else ()
+    return result
 
 
 CHECK = MixedSaves()

@@ -44,18 +44,30 @@ class SampleCounters:
             yield from self._pace(facts, siblings)
 
     @staticmethod
-    def _explained(facts: CheckpointFacts, siblings: list[CheckpointFacts], counter: Counter, usual: int) -> bool:
+    def _explained(
+        facts: CheckpointFacts, siblings: list[CheckpointFacts], counter: Counter, usual: int
+    ) -> bool:
         attributes = facts.state.attributes
         if attributes.get("iterations_to_skip") or attributes.get("skipped_train_samples"):
             return True
         batch = attributes.get("global_batch_size")
         behind = usual - counter.value
         # A failed update moves the data on and the schedule not.
-        if (attributes.get("fp16") or any(s.values for s in facts.state.scalers)) and behind > 0 and isinstance(batch, int) and batch and behind % batch == 0:
+        if (
+            (attributes.get("fp16") or any(s.values for s in facts.state.scalers))
+            and behind > 0
+            and isinstance(batch, int)
+            and batch
+            and behind % batch == 0
+        ):
             return True
         for sibling in siblings:
             theirs = {c.name: c.value for c in _samples(sibling)}
-            if counter.name in theirs and any(v - theirs[counter.name] == behind for v in theirs.values()) and len(theirs) > 1:
+            if (
+                counter.name in theirs
+                and any(v - theirs[counter.name] == behind for v in theirs.values())
+                and len(theirs) > 1
+            ):
                 return True
         return False
 

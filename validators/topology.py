@@ -43,7 +43,11 @@ def _product(facts: CheckpointFacts, topology: Mapping[str, Any]) -> Iterator[Fi
     if made and (world == made or ("dp" not in sizes and world % made == 0)):
         return
     words = " x ".join(f"{name} {size}" for name, size in sizes.items())
-    yield finding("topology-mismatch", facts.path, f"{facts.path} records a world of {world} ranks, and {words} make {made}")
+    yield finding(
+        "topology-mismatch",
+        facts.path,
+        f"{facts.path} records a world of {world} ranks, and {words} make {made}",
+    )
 
 
 def _grid(facts: CheckpointFacts, topology: Mapping[str, Any]) -> Iterator[Finding]:

@@ -7,11 +7,12 @@ Whoever loads the checkpoint executes those as well, so they are read and judged
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source
-from ckptguard.formats.pickles import Opaque, read_pickle, walk
+from ckptguard.formats.pickles import Opaque, names_used, read_pickle, walk
 from ckptguard.model import GlobalUse
 from ckptguard.ports import Store, Traits
 
@@ -60,6 +61,12 @@ def nested(tree: Any, depth: int = 0) -> Iterator[tuple[Any, tuple[GlobalUse, ..
             yield from nested(opened[0], depth + 1)
 
 
+def with_nested(parsed: Parsed) -> Parsed:
+    """The same with the names that pickles inside its byte values use."""
+    inner = dict.fromkeys(use for _, uses in nested(parsed.tree) for use in uses)
+    return replace(parsed, globals=tuple({**dict.fromkeys(parsed.globals), **inner})) if inner else parsed
+
+
 def decoded(value: Any) -> Any:
     """What a byte value holds when it is a pickle or an archive, else the value itself."""
     raw = _bytes(value)
@@ -95,5 +102,10 @@ def _open(raw: bytes) -> tuple[Any, tuple[GlobalUse, ...]] | None:
             if raw[:1] == b"\x80" or pickled.globals:
                 return pickled.value, pickled.globals
     except FormatError:
-        return None
+        pass
+    if raw[:1] in (b"\x80", b"c", b"("):
+        # Broken further on, and yet what comes before has run by then.
+        uses = names_used(raw)
+        if any(use.how in ("called", "enum") for use in uses):
+            return None, uses
     return None

@@ -32,6 +32,14 @@ OWN_CLASSES = frozenset(
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
     "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
 }  # fmt: skip
+TENSOR_CLASS = "torch.distributed.checkpoint.metadata.TensorStorageMetadata"
+BYTES_CLASS = "torch.distributed.checkpoint.metadata.BytesStorageMetadata"
+METADATA_CLASSES = frozenset(
+    {
+        "torch.distributed.checkpoint.metadata.Metadata",
+        "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
+    }
+)
 RANK_METADATA = re.compile(r"^__(\d+)\.metadata$")
 
 
@@ -129,9 +137,7 @@ def read(source: Source) -> Parsed:
 
 def build_index(tree: Any) -> Index:
     """The index from the unbuilt `Metadata` object. Raises FormatError where its fields are not what they must be."""
-    if not isinstance(tree, Opaque) or (
-        not tree.name.endswith(".Metadata") and "MCoreMetadata" not in tree.name
-    ):
+    if not isinstance(tree, Opaque) or tree.name not in METADATA_CLASSES:
         raise FormatError("bad-header", f"the pickle holds {_kind(tree)} where DCP's Metadata belongs")
     described = tree.get("state_dict_metadata")
     stored = tree.get("storage_data")
@@ -147,10 +153,15 @@ def build_index(tree: Any) -> Index:
     for name, entry in described.items():
         path = paths.get(name)
         path = tuple(path) if isinstance(path, tuple | list) else ()
-        if isinstance(entry, Opaque) and entry.name.endswith("TensorStorageMetadata"):
+        kind = entry.name if isinstance(entry, Opaque) else ""
+        if kind == TENSOR_CLASS:
             tensors[str(name)] = _tensor(str(name), entry, path)
-        else:
+        elif kind == BYTES_CLASS:
             objects[str(name)] = path
+        else:
+            raise FormatError(
+                "bad-header", f"{str(name)[:80]} is described by {_kind(entry)[:80]}, which DCP does not know"
+            )
     items, unplaced, unknown = _items(stored, tensors, objects)
     meta = tree.get("storage_meta")
     described_by = meta if isinstance(meta, Opaque) else Opaque("")

@@ -45,7 +45,9 @@ __all__ = [
 
 def has_dcp(directory: Directory) -> bool:
     """Whether a directory itself holds what DCP wrote: shards, or the metadata of a save."""
-    return any(name.endswith(".distcp") or name == METADATA or RANK_METADATA.match(name) for name in directory.files)
+    return any(
+        name.endswith(".distcp") or name == METADATA or RANK_METADATA.match(name) for name in directory.files
+    )
 
 
 def dcp_files(directory: Directory, base: str) -> list[ManifestFile]:
@@ -56,9 +58,15 @@ def dcp_files(directory: Directory, base: str) -> list[ManifestFile]:
         shard = SHARD.search(name)
         rank = RANK_METADATA.match(name)
         if shard or name.endswith(".distcp"):
-            files.append(ManifestFile(relative, entry, Role.SHARD, "dcp-shard", int(shard.group(1)) if shard else None))
+            files.append(
+                ManifestFile(relative, entry, Role.SHARD, "dcp-shard", int(shard.group(1)) if shard else None)
+            )
         elif name == METADATA or rank:
-            files.append(ManifestFile(relative, entry, Role.METADATA, "dcp-metadata", int(rank.group(1)) if rank else None))
+            files.append(
+                ManifestFile(
+                    relative, entry, Role.METADATA, "dcp-metadata", int(rank.group(1)) if rank else None
+                )
+            )
     return files
 
 
@@ -87,11 +95,19 @@ def dcp_absences(directory: Directory, base: str) -> list[Absence]:
     ranks = {int(m.group(1)) for m in map(RANK_METADATA.match, names) if m}
     if not ranks:
         half = next((n for n in names if TEMPORARY.search(n)), "")
-        why = f"{half} is there: the save was cut off while it was being committed" if half else "DCP writes it last, so the save did not finish"
+        why = (
+            f"{half} is there: the save was cut off while it was being committed"
+            if half
+            else "DCP writes it last, so the save did not finish"
+        )
         return [Absence("incomplete-save", prefix + METADATA, f"{prefix}{METADATA} is not there; {why}")]
     world = max(ranks | shards) + 1
     return [
-        Absence("missing-rank", f"{prefix}__{rank}{METADATA}", f"rank {rank} of {world} has no metadata: its part of the save did not finish")
+        Absence(
+            "missing-rank",
+            f"{prefix}__{rank}{METADATA}",
+            f"rank {rank} of {world} has no metadata: its part of the save did not finish",
+        )
         for rank in sorted(set(range(world)) - ranks)
     ]
 
@@ -112,7 +128,9 @@ def is_titan(directory: Directory) -> bool:
 def is_megatron(directory: Directory) -> bool:
     """Megatron-core's torch_dist, also where its completion mark or its metadata is gone."""
     names = directory.files.keys()
-    return "metadata.json" in names or "common.pt" in names or bool(re.fullmatch(r"iter_\d{7}", directory.name))
+    return (
+        "metadata.json" in names or "common.pt" in names or bool(re.fullmatch(r"iter_\d{7}", directory.name))
+    )
 
 
 def is_lightning(directory: Directory) -> bool:
@@ -202,12 +220,28 @@ def add_faults(builder: Builder, content: Content) -> None:
             "",
             f"the file is not there, and {metadata} places {len(items)} items of {sum(i.length for i in items)} bytes in it",
         )
-        if rank and not any(m.group(1) == rank.group(1) for s in index.items if s not in content.missing and (m := SHARD.search(s))):
-            builder.problem(content.prefix + shard, "missing-rank", "", f"nothing that rank {rank.group(1)} wrote is there")
+        if rank and not any(
+            m.group(1) == rank.group(1)
+            for s in index.items
+            if s not in content.missing and (m := SHARD.search(s))
+        ):
+            builder.problem(
+                content.prefix + shard,
+                "missing-rank",
+                "",
+                f"nothing that rank {rank.group(1)} wrote is there",
+            )
     for name in index.unplaced[:20]:
-        builder.problem(metadata, "missing-tensor", name, f"{name} is described, and no shard is named that holds it")
+        builder.problem(
+            metadata, "missing-tensor", name, f"{name} is described, and no shard is named that holds it"
+        )
     for name in index.unknown[:20]:
-        builder.problem(metadata, "unindexed-tensor", name, f"a shard is said to hold {name}, which the metadata does not describe")
+        builder.problem(
+            metadata,
+            "unindexed-tensor",
+            name,
+            f"a shard is said to hold {name}, which the metadata does not describe",
+        )
     sealed = [i for items in index.items.values() for i in items if i.transforms]
     if sealed:
         names = ", ".join(sorted({t for i in sealed for t in i.transforms}))
@@ -218,7 +252,11 @@ def add_faults(builder: Builder, content: Content) -> None:
             f"{sum(i.length for i in sealed)} bytes in {len(sealed)} items went through {names} when they were written and were not looked into",
         )
     for file, values in content.replicas:
-        same = {n: v for n, v in values.items() if not RNG_NAME.search(n) and not LOADER_NAME.search(n) and isinstance(v, int | float | str)}
+        same = {
+            n: v
+            for n, v in values.items()
+            if not RNG_NAME.search(n) and not LOADER_NAME.search(n) and isinstance(v, int | float | str)
+        }
         builder.replicated.append((file, same))
         builder.replicated.append((content.files[next(iter(values))], {n: content.objects[n] for n in same}))
 
@@ -257,12 +295,18 @@ def name_subjects(builder: Builder, content: Content, counters_from: int = 0) ->
 
 def top_weights(tree: Mapping[Any, Any]) -> dict[str, Tensor]:
     """Tensors at the top of a state dictionary that can only be the model's: torchtitan and plain saves put them there."""
-    if any(isinstance(v, dict) and is_weights(v) for k, v in tree.items() if not RNG_NAME.search(str(k)) and not OPTIMIZER_NAME.search(str(k))):
+    if any(
+        isinstance(v, dict) and is_weights(v)
+        for k, v in tree.items()
+        if not RNG_NAME.search(str(k)) and not OPTIMIZER_NAME.search(str(k))
+    ):
         return {}
     return {
         str(k): v
         for k, v in tree.items()
-        if isinstance(v, Tensor) and not is_rng(v) and not (str(k).lower() in STEP_NAMES and integer(v) is not None)
+        if isinstance(v, Tensor)
+        and not is_rng(v)
+        and not (str(k).lower() in STEP_NAMES and integer(v) is not None)
     }
 
 

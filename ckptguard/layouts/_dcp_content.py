@@ -55,7 +55,11 @@ def index_of(files: Mapping[str, FileFacts], prefix: str = "") -> Index | None:
     main = files.get(prefix + METADATA)
     if main is not None:
         return main.tree if isinstance(main.tree, Index) else None
-    ranks = [f.tree for name, f in files.items() if name.startswith(prefix) and RANK_METADATA.match(name[len(prefix) :]) and isinstance(f.tree, Index)]
+    ranks = [
+        f.tree
+        for name, f in files.items()
+        if name.startswith(prefix) and RANK_METADATA.match(name[len(prefix) :]) and isinstance(f.tree, Index)
+    ]
     return merge(ranks) if ranks else None
 
 
@@ -84,7 +88,9 @@ def read_dcp(files: Mapping[str, FileFacts], prefix: str = "") -> Content:
         # What could not be read (compressed, or in a shard that is gone) was saved all the same.
         content.objects.setdefault(name, None)
     for name, entry in index.tensors.items():
-        parts = [(chunk, *held[name, chunk.offsets][0]) for chunk in entry.chunks if (name, chunk.offsets) in held]
+        parts = [
+            (chunk, *held[name, chunk.offsets][0]) for chunk in entry.chunks if (name, chunk.offsets) in held
+        ]
         tensor, file = join_chunks(entry, parts)
         content.tensors[name] = tensor
         content.files[name] = file or _shard_of(index, prefix, name)
@@ -92,14 +98,19 @@ def read_dcp(files: Mapping[str, FileFacts], prefix: str = "") -> Content:
 
 
 def _shard_of(index: Index, prefix: str, name: str) -> str:
-    return next((prefix + shard for shard, items in index.items.items() if any(i.name == name for i in items)), prefix + METADATA)
+    return next(
+        (prefix + shard for shard, items in index.items.items() if any(i.name == name for i in items)),
+        prefix + METADATA,
+    )
 
 
 def join_chunks(entry: TensorEntry, parts: list[tuple[Chunk, str, Tensor]]) -> tuple[Tensor, str]:
     """The whole tensor of its chunks, with their facts joined, and the shard to name in findings."""
     if len(parts) == 1 and parts[0][2].shape == entry.shape:
         return parts[0][2], parts[0][1]
-    whole = Tensor(entry.name, entry.dtype, entry.shape, nbytes=sum(t.nbytes for _, _, t in parts), storage=entry.name)
+    whole = Tensor(
+        entry.name, entry.dtype, entry.shape, nbytes=sum(t.nbytes for _, _, t in parts), storage=entry.name
+    )
     facts = [(chunk, tensor.facts) for chunk, _, tensor in parts if chunk.numel]
     known = [(c, f) for c, f in facts if f is not None]
     if known and len(known) == len(facts) == sum(1 for c in entry.chunks if c.numel):

@@ -39,7 +39,11 @@ def shards_manifest(directory: Directory, layout: str) -> Manifest:
     files += rest_of(directory, files, directory.path)
     ranks = {f.rank for f in files if f.rank is not None}
     absences = [
-        Absence("missing-rank", f"shard-{rank + 1:05d}", f"no shard of rank {rank} is there, and one of rank {max(ranks)} is")
+        Absence(
+            "missing-rank",
+            f"shard-{rank + 1:05d}",
+            f"no shard of rank {rank} is there, and one of rank {max(ranks)} is",
+        )
         for rank in sorted(set(range(max(ranks))) - ranks)
     ]
     return Manifest(
@@ -68,9 +72,18 @@ def interpret_shards(manifest: Manifest, files: Mapping[str, FileFacts]) -> Stat
             pieces.setdefault(tensor.name, {})[Chunk(offsets, tensor.shape)] = (file.name, tensor)
     for name, parts in pieces.items():
         depth = {len(c.offsets) for c in parts}
-        if len(depth) != 1 or any(len(c.sizes) != len(c.offsets) for c in parts) or len({t.dtype for _, t in parts.values()}) != 1:
+        if (
+            len(depth) != 1
+            or any(len(c.sizes) != len(c.offsets) for c in parts)
+            or len({t.dtype for _, t in parts.values()}) != 1
+        ):
             file = next(iter(parts.values()))[0]
-            builder.problem(file, "shape-mismatch", name, f"the pieces of {name} differ in dtype or in the number of dimensions")
+            builder.problem(
+                file,
+                "shape-mismatch",
+                name,
+                f"the pieces of {name} differ in dtype or in the number of dimensions",
+            )
             continue
         shape = tuple(max(c.offsets[axis] + c.sizes[axis] for c in parts) for axis in range(depth.pop()))
         entry = TensorEntry(name, next(iter(parts.values()))[1].dtype, shape, tuple(parts))
@@ -78,7 +91,12 @@ def interpret_shards(manifest: Manifest, files: Mapping[str, FileFacts]) -> Stat
         builder.add_model({name: whole}, file)
         held = sum(c.numel for c in parts)
         if held != prod(shape):
-            builder.problem(file, "missing-tensor", name, f"the pieces of {name} hold {held} elements, its shape {list(shape)} has {prod(shape)}")
+            builder.problem(
+                file,
+                "missing-tensor",
+                name,
+                f"the pieces of {name} hold {held} elements, its shape {list(shape)} has {prod(shape)}",
+            )
     return builder.build()
 
 
@@ -90,7 +108,12 @@ def _placed(builder: Builder, file: str, facts: FileFacts) -> Iterator[tuple[Ten
     except ValueError:
         places = None
     if not isinstance(places, dict):
-        builder.problem(file, "bad-header", "", f"{file} does not say where its tensors belong ({PLACES} is not there, or is no JSON)")
+        builder.problem(
+            file,
+            "bad-header",
+            "",
+            f"{file} does not say where its tensors belong ({PLACES} is not there, or is no JSON)",
+        )
         return
     for tensor in facts.tensors:
         place = places.get(tensor.name)
@@ -98,4 +121,6 @@ def _placed(builder: Builder, file: str, facts: FileFacts) -> Iterator[tuple[Ten
         if isinstance(offsets, list) and all(type(n) is int and n >= 0 for n in offsets):
             yield tensor, tuple(offsets)
         else:
-            builder.problem(file, "bad-header", tensor.name, f"{file} does not say where {tensor.name} belongs")
+            builder.problem(
+                file, "bad-header", tensor.name, f"{file} does not say where {tensor.name} belongs"
+            )

@@ -33,12 +33,19 @@ def is_torch_dist(directory: Directory) -> bool:
 
 def is_zarr(directory: Directory) -> bool:
     """megatron-core's older format: a zarr array for each tensor."""
-    return CONFIG in directory.files and not has_dcp(directory) and any(".zarray" in sub.files for sub in directory.dirs.values())
+    return (
+        CONFIG in directory.files
+        and not has_dcp(directory)
+        and any(".zarray" in sub.files for sub in directory.dirs.values())
+    )
 
 
 def is_legacy(directory: Directory) -> bool:
     """Megatron-LM's own format before dist_checkpointing: a torch file for each model-parallel rank."""
-    return any(RANK_DIR.match(name) and any(f in sub.files for f in RANK_FILES) for name, sub in directory.dirs.items())
+    return any(
+        RANK_DIR.match(name) and any(f in sub.files for f in RANK_FILES)
+        for name, sub in directory.dirs.items()
+    )
 
 
 def is_iteration(name: str) -> bool:
@@ -71,14 +78,22 @@ def torch_dist_absences(directory: Directory, base: str) -> list[Absence]:
     absent = dcp_absences(directory, base)
     if CONFIG not in directory.files and (COMMON in directory.files or METADATA not in directory.files):
         absent.append(
-            Absence("incomplete-save", prefix + CONFIG, f"{prefix}{CONFIG} is not there; megatron-core writes it last and does not load a checkpoint without it")
+            Absence(
+                "incomplete-save",
+                prefix + CONFIG,
+                f"{prefix}{CONFIG} is not there; megatron-core writes it last and does not load a checkpoint without it",
+            )
         )
     return absent
 
 
 def rank_absences(directory: Directory) -> list[Absence]:
     """Holes in the grid of model-parallel ranks of the legacy format: tensor, pipeline and expert parallel."""
-    found = {m.groups() for name, sub in directory.dirs.items() if (m := RANK_DIR.match(name)) and any(f in sub.files for f in RANK_FILES)}
+    found = {
+        m.groups()
+        for name, sub in directory.dirs.items()
+        if (m := RANK_DIR.match(name)) and any(f in sub.files for f in RANK_FILES)
+    }
     # PPP and EEE are written only where there are several; a name with one number after TT may mean either.
     depth = max(sum(part is not None for part in g) for g in found) if found else 0
     ranks = {tuple(int(p) for p in g[:depth] if p is not None) for g in found}
@@ -87,7 +102,13 @@ def rank_absences(directory: Directory) -> list[Absence]:
     for rank in _grid(sizes):
         if rank not in ranks:
             name = f"mp_rank_{rank[0]:02d}" + "".join(f"_{n:03d}" for n in rank[1:])
-            absent.append(Absence("missing-rank", f"{name}/model_optim_rng.pt", f"{name} is not there; ranks of a grid of {' x '.join(map(str, sizes))} are"))
+            absent.append(
+                Absence(
+                    "missing-rank",
+                    f"{name}/model_optim_rng.pt",
+                    f"{name} is not there; ranks of a grid of {' x '.join(map(str, sizes))} are",
+                )
+            )
     return absent
 
 
@@ -106,7 +127,13 @@ def tracker_pointer(directory: Directory, read: Callable[[str], bytes], layout: 
     if pointer is None or pointer.kind == "link":
         return pointer
     says = pointer.names
-    name = f"iter_{int(says):07d}" if says.isdecimal() and len(says) < 12 else "release" if says == "release" else ""
+    name = (
+        f"iter_{int(says):07d}"
+        if says.isdecimal() and len(says) < 12
+        else "release"
+        if says == "release"
+        else ""
+    )
     exists = bool(name) and (name in directory.dirs or name in directory.files)
     resolved = (f"{directory.path}/{name}" if directory.path else name) if exists else None
     return Pointer(pointer.entry, "text", says, resolved, layout)

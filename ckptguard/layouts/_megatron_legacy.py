@@ -33,7 +33,9 @@ def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFac
             for name, tensor in weights_in(tree[key]):
                 builder.add_model({part + name: tensor}, file.name, prefix)
         for optimizer in optimizers_in(tree.get("optimizer")):
-            builder.add_optimizer(optimizer, file.name, rank=file.rank, sharded=not items(optimizer.get("state")))
+            builder.add_optimizer(
+                optimizer, file.name, rank=file.rank, sharded=not items(optimizer.get("state"))
+            )
             if isinstance(optimizer.get("grad_scaler"), dict):
                 builder.add_scaler(optimizer["grad_scaler"], file.name, file.rank)
         _rng(builder, tree, file.name)
@@ -81,7 +83,9 @@ def _buckets(builder: Builder, tree: Mapping[Any, Any], file: str, rank: int | N
                 gather(inner, f"{path}.{key}" if path else str(key))
 
     gather(tree, "")
-    builder.add_optimizer({"state": states, "param_groups": []}, file, rank=rank, sharded=True, name="buckets")
+    builder.add_optimizer(
+        {"state": states, "param_groups": []}, file, rank=rank, sharded=True, name="buckets"
+    )
 
 
 def _rng(builder: Builder, tree: Mapping[str, Any], file: str) -> None:

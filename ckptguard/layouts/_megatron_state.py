@@ -22,7 +22,9 @@ from ckptguard.model import FileFacts, OptimizerState, ParamGroup, ParamState, T
 
 OBJECT = re.compile(r"^(?P<key>.+)/shard_(?P<place>\d+(?:\.\d+)*)_(?P<shape>\d+(?:\.\d+)*)$")
 STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(?P<what>[A-Za-z0-9_]+)\.(?P<name>.+)$")
-DISTRIBUTED = re.compile(r"^(?:chained_(?P<chain>\d+)\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d+)\.(?P<rest>.+)$")
+DISTRIBUTED = re.compile(
+    r"^(?:chained_(?P<chain>\d+)\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d+)\.(?P<rest>.+)$"
+)
 MASTERS = frozenset({"fp32_param", "param", "master_param"})
 REPLICATED_ARGS = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "global_batch_size", "micro_batch_size", "padded_vocab_size",
@@ -46,10 +48,16 @@ def add_megatron(builder: Builder, files: Mapping[str, FileFacts], prefix: str =
     common, where = _tree(files, prefix + COMMON), prefix + COMMON
     kept = objects.get("common_state")
     if kept:
-        common, where = next(iter(kept.values())), content.files.get("common_state/shard_0_1", prefix + ".metadata")
+        common, where = (
+            next(iter(kept.values())),
+            content.files.get("common_state/shard_0_1", prefix + ".metadata"),
+        )
     elif prefix + COMMON not in files:
         builder.problem(
-            prefix + COMMON, "missing-file", "", f"{prefix}{COMMON} is not there, and no item holds the common state: iteration, arguments and schedule are lost"
+            prefix + COMMON,
+            "missing-file",
+            "",
+            f"{prefix}{COMMON} is not there, and no item holds the common state: iteration, arguments and schedule are lost",
         )
     common = _common(builder, common, where)
     _tensors(builder, content, objects, common, where)
@@ -76,7 +84,9 @@ def sharded_objects(content: Content) -> Iterator[tuple[str, dict[tuple[int, ...
         match = OBJECT.match(name)
         if match:
             place = tuple(int(n) for n in match.group("place").split("."))
-            found.setdefault(match.group("key"), {})[place] = value[0] if isinstance(value, list) and len(value) == 1 else value
+            found.setdefault(match.group("key"), {})[place] = (
+                value[0] if isinstance(value, list) and len(value) == 1 else value
+            )
     yield from found.items()
 
 
@@ -90,9 +100,19 @@ def _completion(builder: Builder, files: Mapping[str, FileFacts], prefix: str) -
     if config is None and any(a.subject == prefix + CONFIG for a in builder.manifest.absences):
         return  # the names alone said so
     if config is None:
-        builder.problem(prefix + CONFIG, "incomplete-save", "", f"{prefix}{CONFIG} is not there; megatron-core writes it last and does not load a checkpoint without it")
+        builder.problem(
+            prefix + CONFIG,
+            "incomplete-save",
+            "",
+            f"{prefix}{CONFIG} is not there; megatron-core writes it last and does not load a checkpoint without it",
+        )
     elif config.tree is not None and not isinstance(as_object(config.tree).get("sharded_backend"), str):
-        builder.problem(prefix + CONFIG, "bad-header", "", f"{prefix}{CONFIG} names no sharded_backend, so megatron-core does not take this for a checkpoint")
+        builder.problem(
+            prefix + CONFIG,
+            "bad-header",
+            "",
+            f"{prefix}{CONFIG} names no sharded_backend, so megatron-core does not take this for a checkpoint",
+        )
 
 
 # --- the common state ---------------------------------------------------------------------------------
@@ -126,8 +146,15 @@ def add_progress(builder: Builder, common: Mapping[str, Any], where: str) -> Non
     values = items(args)
     consumed, batch = integer(values.get("consumed_train_samples")), integer(values.get("global_batch_size"))
     builder.add_counter("args.consumed_train_samples", consumed, where, "samples")
-    if consumed is not None and batch and not values.get("rampup_batch_size") and not values.get("perform_rl_step"):
-        builder.attributes[SAMPLES] = Samples(where, "consumed_train_samples", consumed, batch, "global_batch_size in the arguments")
+    if (
+        consumed is not None
+        and batch
+        and not values.get("rampup_batch_size")
+        and not values.get("perform_rl_step")
+    ):
+        builder.attributes[SAMPLES] = Samples(
+            where, "consumed_train_samples", consumed, batch, "global_batch_size in the arguments"
+        )
     for name, short in (
         ("world_size", "world_size"),
         ("tensor_model_parallel_size", "tp"),
@@ -139,7 +166,13 @@ def add_progress(builder: Builder, common: Mapping[str, Any], where: str) -> Non
         number = integer(values.get(name))
         if number is not None:
             builder.topology[short] = number
-    for name in ("global_batch_size", "seq_length", "iterations_to_skip", "rampup_batch_size", "skipped_train_samples"):
+    for name in (
+        "global_batch_size",
+        "seq_length",
+        "iterations_to_skip",
+        "rampup_batch_size",
+        "skipped_train_samples",
+    ):
         if name in values:
             builder.attributes[name] = values[name]
     if values.get("fp16") is True:
@@ -203,7 +236,11 @@ def optimizers_in(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _tensors(
-    builder: Builder, content: Content, objects: Mapping[str, Mapping[tuple[int, ...], Any]], common: Mapping[str, Any], where: str
+    builder: Builder,
+    content: Content,
+    objects: Mapping[str, Mapping[tuple[int, ...], Any]],
+    common: Mapping[str, Any],
+    where: str,
 ) -> None:
     states: dict[str, dict[str, Any]] = {}
     buckets: dict[str, dict[str, Any]] = {}
@@ -226,10 +263,16 @@ def _tensors(
     if held or groups or (not buckets and any(k.startswith("optimizer.") for k in objects)):
         builder.optimizers.append(OptimizerState(where, groups, tuple(held), named=True))
     if buckets:
-        builder.optimizers.append(OptimizerState(where, (), tuple(ParamState(n, v) for n, v in buckets.items()), sharded=True, name="buckets"))
+        builder.optimizers.append(
+            OptimizerState(
+                where, (), tuple(ParamState(n, v) for n, v in buckets.items()), sharded=True, name="buckets"
+            )
+        )
 
 
-def _groups(objects: Mapping[str, Mapping[tuple[int, ...], Any]], common: Mapping[str, Any]) -> tuple[ParamGroup, ...]:
+def _groups(
+    objects: Mapping[str, Mapping[tuple[int, ...], Any]], common: Mapping[str, Any]
+) -> tuple[ParamGroup, ...]:
     """Parameter groups with the step that they share; the distributed optimizer keeps them among the objects."""
     found = []
     sources: list[Any] = [common.get("optimizer")]
@@ -252,7 +295,9 @@ def _rng(builder: Builder, content: Content, objects: Mapping[str, Mapping[tuple
     for key, parts in objects.items():
         if key.rpartition(".")[2] != "rng_state":
             continue
-        file = next((content.files[n] for n in content.objects if n.startswith(f"{key}/shard_")), content.prefix)
+        file = next(
+            (content.files[n] for n in content.objects if n.startswith(f"{key}/shard_")), content.prefix
+        )
         number = 0
         for _, value in sorted(parts.items()):
             for streams in value if isinstance(value, list) else [value]:
@@ -277,7 +322,13 @@ def _count_objects(builder: Builder, content: Content) -> None:
         if count != wanted:
             soft = key.rpartition(".")[2] == "rng_state"
             lowered = {"severity": "warning", "effect": "lossy"} if soft else {}
-            builder.problem(metadata, "missing-rank", key, f"{key} has {count} of {wanted} parts; its shape is {shape}", **lowered)
+            builder.problem(
+                metadata,
+                "missing-rank",
+                key,
+                f"{key} has {count} of {wanted} parts; its shape is {shape}",
+                **lowered,
+            )
 
 
 def _fsdp(builder: Builder, content: Content) -> None:

@@ -43,22 +43,37 @@ class Megatron(LayoutBase):
         if any(name in directory.files for name in BRIDGE):
             return ()
         if is_torch_dist(directory):
-            return (self._manifest(directory, torch_dist_files(directory, directory.path), torch_dist_absences(directory, directory.path), "torch_dist"),)
+            return (
+                self._manifest(
+                    directory,
+                    torch_dist_files(directory, directory.path),
+                    torch_dist_absences(directory, directory.path),
+                    "torch_dist",
+                ),
+            )
         if is_zarr(directory):
             return (self._manifest(directory, torch_dist_files(directory, directory.path), [], "zarr"),)
         if is_legacy(directory):
-            return (self._manifest(directory, list(_legacy_files(directory)), rank_absences(directory), "torch"),)
+            return (
+                self._manifest(directory, list(_legacy_files(directory)), rank_absences(directory), "torch"),
+            )
         return ()
 
-    def _manifest(self, directory: Directory, files: list[ManifestFile], absences: list[Absence], format: str) -> Manifest:
+    def _manifest(
+        self, directory: Directory, files: list[ManifestFile], absences: list[Absence], format: str
+    ) -> Manifest:
         files += rest_of(directory, files, directory.path)
-        finished = format == "torch" or (CONFIG in directory.files and (format == "zarr" or is_committed(directory)))
+        finished = format == "torch" or (
+            CONFIG in directory.files and (format == "zarr" or is_committed(directory))
+        )
         return Manifest(
             path=directory.path,
             layout=self.name,
             files=tuple(files),
             step=iteration_in(directory.name),
-            carries=frozenset({"model", "optimizer", "scheduler", "rng"}) if format != "zarr" else frozenset(),
+            carries=frozenset({"model", "optimizer", "scheduler", "rng"})
+            if format != "zarr"
+            else frozenset(),
             gaps=("dataloader",),
             absences=tuple(absences),
             finished=finished and not is_temporary(directory.name),
@@ -85,10 +100,16 @@ class Megatron(LayoutBase):
 
 def _legacy_files(directory: Directory) -> list[ManifestFile]:
     files = []
-    for number, (name, sub) in enumerate(sorted((n, d) for n, d in directory.dirs.items() if RANK_DIR.match(n))):
+    for number, (name, sub) in enumerate(
+        sorted((n, d) for n, d in directory.dirs.items() if RANK_DIR.match(n))
+    ):
         for file, entry in sorted(sub.files.items()):
             if file.endswith(".pt"):
-                role = Role.OPTIMIZER if file.startswith(("distrib_optim", "layer_wise_optimizer")) else Role.BUNDLE
+                role = (
+                    Role.OPTIMIZER
+                    if file.startswith(("distrib_optim", "layer_wise_optimizer"))
+                    else Role.BUNDLE
+                )
                 files.append(ManifestFile(f"{name}/{file}", entry, role, "torch", number))
     return files
 
@@ -101,7 +122,12 @@ def _zarr(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) 
     arrays = {f.name.partition("/")[0] for f in manifest.files if f.name.endswith("/.zarray")}
     builder.components["model"] = any(not a.startswith("optimizer") for a in arrays)
     builder.components["optimizer"] = any(a.startswith("optimizer") for a in arrays)
-    builder.problem(CONFIG, "unverifiable", "", f"{len(arrays)} zarr arrays were listed, not read: this format of megatron-core was given up before 0.16")
+    builder.problem(
+        CONFIG,
+        "unverifiable",
+        "",
+        f"{len(arrays)} zarr arrays were listed, not read: this format of megatron-core was given up before 0.16",
+    )
 
 
 LAYOUT = Megatron()

@@ -38,17 +38,28 @@ class MegatronBridge(LayoutBase):
             return ()
         base = directory.path
         files = torch_dist_files(directory, base)
-        for name, role, format in ((TRAIN_STATE, Role.TRAINER_STATE, "torch"), (RUN_CONFIG, Role.CONFIG, "text")):
+        for name, role, format in (
+            (TRAIN_STATE, Role.TRAINER_STATE, "torch"),
+            (RUN_CONFIG, Role.CONFIG, "text"),
+        ):
             if name in names:
                 files.append(ManifestFile(name, directory.files[name], role, format))
         export = directory.dirs.get("hf")
         for entry in export.walk() if export else ():
             if entry.name.endswith(".safetensors") and entry.kind == "file":
-                files.append(ManifestFile(entry.key[len(base) + 1 if base else 0 :], entry, Role.OTHER, "safetensors"))
+                files.append(
+                    ManifestFile(entry.key[len(base) + 1 if base else 0 :], entry, Role.OTHER, "safetensors")
+                )
         files += rest_of(directory, files, base)
         absences = torch_dist_absences(directory, base)
         if TRAIN_STATE not in names:
-            absences.append(Absence("incomplete-save", TRAIN_STATE, f"{TRAIN_STATE} is not there; Megatron-Bridge writes it when the shards are done and needs it to resume"))
+            absences.append(
+                Absence(
+                    "incomplete-save",
+                    TRAIN_STATE,
+                    f"{TRAIN_STATE} is not there; Megatron-Bridge writes it when the shards are done and needs it to resume",
+                )
+            )
         return (
             Manifest(
                 path=base,
@@ -58,7 +69,10 @@ class MegatronBridge(LayoutBase):
                 carries=frozenset({"model", "optimizer", "scheduler", "rng", "config"}),
                 gaps=("dataloader",),
                 absences=tuple(absences),
-                finished=CONFIG in names and TRAIN_STATE in names and is_committed(directory) and not is_temporary(directory.name),
+                finished=CONFIG in names
+                and TRAIN_STATE in names
+                and is_committed(directory)
+                and not is_temporary(directory.name),
                 temporary=is_temporary(directory.name),
                 series="iter_#" if iteration_in(directory.name) is not None else directory.name,
                 attributes={"indexed": True},
@@ -72,7 +86,9 @@ class MegatronBridge(LayoutBase):
         tree = facts.tree if facts is not None and isinstance(facts.tree, dict) else {}
         step = integer(tree.get("step"))
         builder.add_counter("train_state.step", step, TRAIN_STATE)
-        builder.add_counter("train_state.consumed_train_samples", tree.get("consumed_train_samples"), TRAIN_STATE, "samples")
+        builder.add_counter(
+            "train_state.consumed_train_samples", tree.get("consumed_train_samples"), TRAIN_STATE, "samples"
+        )
         if step is not None:
             builder.step = step
         if RUN_CONFIG in files:

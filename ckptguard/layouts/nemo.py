@@ -31,7 +31,11 @@ class Nemo(LayoutBase):
 
     def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
         weights, context = directory.dirs.get("weights"), directory.dirs.get("context")
-        if weights is None or not is_torch_dist(weights) or (context is None and not STEP.search(directory.name)):
+        if (
+            weights is None
+            or not is_torch_dist(weights)
+            or (context is None and not STEP.search(directory.name))
+        ):
             return ()
         base = directory.path
         files = torch_dist_files(weights, base)
@@ -44,7 +48,11 @@ class Nemo(LayoutBase):
         marked = directory.name + MARK in directory.beside
         if marked:
             absences.append(
-                Absence("incomplete-save", directory.name + MARK, f"{directory.name}{MARK} lies beside it: the save, or its deletion, did not finish; NeMo deletes such directories")
+                Absence(
+                    "incomplete-save",
+                    directory.name + MARK,
+                    f"{directory.name}{MARK} lies beside it: the save, or its deletion, did not finish; NeMo deletes such directories",
+                )
             )
         step = STEP.search(directory.name)
         stem = directory.name.removesuffix(LAST)
@@ -56,9 +64,14 @@ class Nemo(LayoutBase):
                 step=int(step.group(1)) if step else None,
                 carries=frozenset({"model", "optimizer", "scheduler", "rng", "config"}),
                 gaps=("dataloader",),
-                documented_absent=frozenset({"optimizer", "scheduler"}) if directory.name.endswith(LAST) else frozenset(),
+                documented_absent=frozenset({"optimizer", "scheduler"})
+                if directory.name.endswith(LAST)
+                else frozenset(),
                 absences=tuple(absences),
-                finished=not marked and CONFIG in weights.files and is_committed(weights) and not is_temporary(directory.name),
+                finished=not marked
+                and CONFIG in weights.files
+                and is_committed(weights)
+                and not is_temporary(directory.name),
                 temporary=is_temporary(directory.name),
                 series=series_of(stem),
                 attributes={"indexed": True},

@@ -39,7 +39,12 @@ class Torchtitan(LayoutBase):
     order = 1190
 
     def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
-        if not is_titan(directory) or not has_dcp(directory) or "metadata.json" in directory.files or "meta.pt" in directory.files:
+        if (
+            not is_titan(directory)
+            or not has_dcp(directory)
+            or "metadata.json" in directory.files
+            or "meta.pt" in directory.files
+        ):
             return ()
         return (dcp_manifest(directory, self.name),)
 
@@ -77,7 +82,9 @@ def _finish(builder: Builder, content: Content, loaders: Any) -> None:
             if rank:
                 held = decoded(value)
                 file = content.files.get(f"dataloader.{key}", content.prefix)
-                builder.add_loader(held if isinstance(held, dict) else {"state": held}, file, int(rank.group(1)))
+                builder.add_loader(
+                    held if isinstance(held, dict) else {"state": held}, file, int(rank.group(1))
+                )
         size = integer(loaders.get("world_size", loaders.get("dp_world_size")))
         if size is not None:
             builder.topology["dp"] = size

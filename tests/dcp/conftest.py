@@ -22,7 +22,9 @@ HERE = Path(__file__).parent
 
 
 def _write(script: str, out: Path) -> Path:
-    done = subprocess.run([sys.executable, str(HERE / script), str(out)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(HERE / script), str(out)], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 
@@ -81,7 +83,9 @@ def facts_of() -> Callable[[Path], dict[str, FileFacts]]:
 
     def read(folder: Path) -> dict[str, FileFacts]:
         store = LocalStore(folder.parent)
-        (manifest,) = [m for m in find_checkpoints(build_directory(store.list()), layouts()) if m.path == folder.name]
+        (manifest,) = [
+            m for m in find_checkpoints(build_directory(store.list()), layouts()) if m.path == folder.name
+        ]
         with Reader(store) as reader:
             return reader.read(manifest, Wanted(Evidence.CONTENT, {}))
 

@@ -74,7 +74,11 @@ def train(save: Any, out: Path, rank: int, *, shard: bool, dtype: torch.dtype = 
 
 def flat_optimizer(state: dict[str, Any]) -> dict[str, Any]:
     """What StateDictOptions(flatten_optimizer_state_dict=True) makes of it: names joined by dots."""
-    flat = {f"state.{name}.{key}": value for name, values in state["state"].items() for key, value in values.items()}
+    flat = {
+        f"state.{name}.{key}": value
+        for name, values in state["state"].items()
+        for key, value in values.items()
+    }
     for group in state["param_groups"]:
         for name in group["params"]:
             flat |= {f"param_groups.{name}.{key}": value for key, value in group.items() if key != "params"}
@@ -89,18 +93,26 @@ def variants(out: Path, rank: int) -> None:
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=3))
 
     def many(state: Any, path: Path, step: int) -> None:
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, single_file_per_rank=False, sync_files=False))
+        dcp.save(
+            state, storage_writer=dcp.FileSystemWriter(path, single_file_per_rank=False, sync_files=False)
+        )
 
     def alone(state: Any, path: Path, step: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
         dcp.save(state, checkpoint_id=path, use_collectives=False)
 
     def tensors_only(state: Any, path: Path, step: int) -> None:
-        dcp.save({"model": state["model"]}, storage_writer=dcp.FileSystemWriter(path, serialization_format=SerializationFormat.SAFETENSORS))
+        dcp.save(
+            {"model": state["model"]},
+            storage_writer=dcp.FileSystemWriter(path, serialization_format=SerializationFormat.SAFETENSORS),
+        )
 
     def huggingface(state: Any, path: Path, step: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        dcp.save(dict(state["model"]), storage_writer=dcp.HuggingFaceStorageWriter(str(path), save_distributed=True))
+        dcp.save(
+            dict(state["model"]),
+            storage_writer=dcp.HuggingFaceStorageWriter(str(path), save_distributed=True),
+        )
 
     def background(state: Any, path: Path, step: int) -> None:
         dcp.async_save(state, checkpoint_id=path).result()
@@ -114,7 +126,10 @@ def variants(out: Path, rank: int) -> None:
         dcp.save(state["model"], checkpoint_id=path)
 
     def flattened(state: Any, path: Path, step: int) -> None:
-        dcp.save({**state["model"], "optimizer": flat_optimizer(state["optimizer"]), "step": step}, checkpoint_id=path)
+        dcp.save(
+            {**state["model"], "optimizer": flat_optimizer(state["optimizer"]), "step": step},
+            checkpoint_id=path,
+        )
 
     for name, save, shard in (
         ("fsdp2", plain, True),

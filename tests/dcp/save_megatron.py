@@ -41,7 +41,9 @@ class Training:
     def __init__(self, rank: int) -> None:
         torch.manual_seed(5 + rank)
         self.rank = rank
-        self.model = nn.ModuleDict({"embedding": nn.Embedding(16, WIDTH), "proj": nn.Linear(WIDTH, 16, bias=False)})
+        self.model = nn.ModuleDict(
+            {"embedding": nn.Embedding(16, WIDTH), "proj": nn.Linear(WIDTH, 16, bias=False)}
+        )
         self.norm = nn.LayerNorm(WIDTH)
         self.parameters = {
             "embedding.word_embeddings.weight": self.model["embedding"].weight,
@@ -53,7 +55,11 @@ class Training:
 
     @staticmethod
     def rate(samples: int) -> float:
-        return 1e-2 * min(1.0, samples / (2 * BATCH)) if samples <= 2 * BATCH else 1e-3 + (1e-2 - 1e-3) * (1 - (samples - 2 * BATCH) / (8 * BATCH))
+        return (
+            1e-2 * min(1.0, samples / (2 * BATCH))
+            if samples <= 2 * BATCH
+            else 1e-3 + (1e-2 - 1e-3) * (1 - (samples - 2 * BATCH) / (8 * BATCH))
+        )
 
     def step(self) -> float:
         batch = torch.randint(0, 16, (4, 8), generator=torch.Generator().manual_seed(self.steps))
@@ -93,7 +99,12 @@ class Training:
             "args": make_args(self.steps),
             "checkpoint_version": 3.0,
             "iteration": self.steps,
-            "optimizer": {"optimizer": {"state": {"common_step": torch.tensor(float(self.steps))}, "param_groups": self.groups()}},
+            "optimizer": {
+                "optimizer": {
+                    "state": {"common_step": torch.tensor(float(self.steps))},
+                    "param_groups": self.groups(),
+                }
+            },
             "opt_param_scheduler": self.schedule(),
             "num_floating_point_operations_so_far": 0,
         }
@@ -137,13 +148,19 @@ def save_torch_dist(training: Training, folder: Path, *, inside: bool = False) -
     dist.barrier()
     if inside and training.rank == 0:
         (folder / "common.pt").unlink()
-        (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+        (folder / "metadata.json").write_text(
+            '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+        )
 
 
 def save_legacy(training: Training, folder: Path) -> None:
     place = folder / f"mp_rank_{training.rank:02d}"
     place.mkdir(parents=True, exist_ok=True)
-    state = {**training.common(), "model": {n: p.detach() for n, p in training.parameters.items()}, "rng_state": training.rng()}
+    state = {
+        **training.common(),
+        "model": {n: p.detach() for n, p in training.parameters.items()},
+        "rng_state": training.rng(),
+    }
     state["optimizer"] = {"optimizer": training.optimizer.state_dict()}
     torch.save(state, place / "model_optim_rng.pt")
 
@@ -151,7 +168,11 @@ def save_legacy(training: Training, folder: Path) -> None:
 def wrap_bridge(training: Training, saved: Path, folder: Path) -> None:
     """Megatron-Bridge puts its own files around what megatron-core wrote."""
     shutil.copytree(saved, folder)
-    state = {"step": torch.tensor(training.steps), "consumed_train_samples": torch.tensor(training.steps * BATCH), "do_train": torch.tensor(True)}
+    state = {
+        "step": torch.tensor(training.steps),
+        "consumed_train_samples": torch.tensor(training.steps * BATCH),
+        "do_train": torch.tensor(True),
+    }
     torch.save(state, folder / "train_state.pt")
     torch.save(state, folder.parent / "latest_train_state.pt")
     (folder / "run_config.yaml").write_text("model:\n  num_layers: 1\n")

@@ -42,7 +42,9 @@ def loader(rank: int) -> Any:
         def __iter__(self) -> Any:
             while True:
                 self.at += 1
-                yield torch.randint(0, 32, (9,), generator=torch.Generator().manual_seed(1000 * rank + self.at))
+                yield torch.randint(
+                    0, 32, (9,), generator=torch.Generator().manual_seed(1000 * rank + self.at)
+                )
 
         def state_dict(self) -> dict[str, int]:
             return {"at": self.at}
@@ -63,8 +65,12 @@ def train(out: Path, rank: int) -> None:
     model = nn.Sequential(OrderedDict(embed=nn.Embedding(32, 8), out=nn.Linear(8, 32, bias=False)))
     fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
     group = optimizer.ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-2})
-    optimizers = optimizer.OptimizersContainer.Config(param_groups=[group], implementation="for-loop").build(model_parts=[model])
-    schedulers = lr_scheduler.LRSchedulersContainer.Config(warmup_steps=2).build(optimizers=optimizers, training_steps=STEPS)
+    optimizers = optimizer.OptimizersContainer.Config(param_groups=[group], implementation="for-loop").build(
+        model_parts=[model]
+    )
+    schedulers = lr_scheduler.LRSchedulersContainer.Config(warmup_steps=2).build(
+        optimizers=optimizers, training_steps=STEPS
+    )
     data, state = loader(rank), State()
     manager = CheckpointManager(
         CheckpointManager.Config(enable=True, interval=2, keep_latest_k=0),
