@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -105,29 +106,30 @@ class ServeProcess:
 
     def start(self) -> None:
         """Return when pages are answered. Raises AssertionError with what it said when it ends instead."""
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ckptguard",
-                "serve",
-                "--config",
-                str(self.config),
-                "--port",
-                "0",
-                "--json",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "stderr.txt").open("a"),
-            text=True,
-            env=self.environment,
-        )
+        with (self.folder / "stderr.txt").open("a") as talk:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "ckptguard",
+                    "serve",
+                    "--config",
+                    str(self.config),
+                    "--port",
+                    "0",
+                    "--json",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=talk,
+                text=True,
+                env=self.environment,
+            )
         assert self.process.stdout is not None
         text = ""
         for line in self.process.stdout:
             text += line
-            if line.rstrip() == "}":
-                self.url = json.loads(text)["url"]
+            if line.rstrip() == "}" and "url" in (document := json.loads(text)):
+                self.url = document["url"]
                 return
         raise AssertionError((self.folder / "stderr.txt").read_text()[-2000:])
 

@@ -11,9 +11,8 @@ from ckptguard.catalog import checkpoints, digests, findings
 from ckptguard.catalog.runs import get_run, set_run
 from ckptguard.catalog.verdicts import record_verdict
 from ckptguard.digest import blocks_digest
-from ckptguard.errors import CkptguardError, NothingRecognised
+from ckptguard.errors import NothingRecognised
 from ckptguard.jobs.assess import assess
-from ckptguard.jobs.children import Cancelled
 from ckptguard.jobs.lifecycle import Phase
 from ckptguard.jobs.schedule import Candidate, by_need, due_again
 from ckptguard.jobs.task import Task
@@ -133,11 +132,6 @@ def _look(
         )
     except NothingRecognised:
         answer = {"reports": []}
-    except Cancelled:
-        raise
-    except CkptguardError as error:
-        task.log(f"{run['target']}: {error.message}")
-        return len(judged)
     _keep_run(task, run, answer)
     return len(judged)
 

@@ -38,6 +38,8 @@ JUMP = 30.0
 """A wall clock that moved by so much more or less than time did has jumped."""
 WATCH_THREADS = 4
 DEBOUNCE = 0.5
+RETRY = 20.0
+"""Seconds until a look that failed is tried again."""
 STOP_SECONDS = 10.0
 
 
@@ -79,7 +81,7 @@ class Service:
         self._workers.start()
         self._thread("watch", TICK, self._watch)
         self._thread("follow", self.settings.follow_every, self._follow)
-        self._thread("assess", min(ASSESS_EVERY, self.settings.watch.stall_after), self._assess)
+        self._thread("assess", min(ASSESS_EVERY, RETRY, self.settings.watch.stall_after), self._assess)
         self._thread("discover", DISCOVER_EVERY, self._discover)
         self._thread("lead", LEAD_EVERY, self._keep_leading)
         for route in context.routes:
@@ -218,14 +220,17 @@ class Service:
         assess_all(self.context, runs)
         now, patience = self.context.clock(), self.settings.watch.stall_after
         with self.context.catalog.read() as connection:
-            waiting = [run for run in checkpoints.unjudged_runs(connection, now - patience) if run in runs]
-            due = [
+            waiting = [
                 run
-                for run in waiting
-                if now - (jobs.last_started(connection, "audit", run) or 0.0) > patience / 2
+                for run in checkpoints.unjudged_runs(connection, now - min(RETRY, patience))
+                if run in runs
             ]
-        for run in due:
-            self.queue("audit", run, "watch")
+            last = {run: jobs.newest(connection, "audit", run) for run in waiting}
+        for run, job in last.items():
+            # What was still being written then is looked at again when it cannot be any more; a failure sooner.
+            wait = min(RETRY, patience) if job is not None and job["state"] == "failed" else patience
+            if job is None or (job["ended_at"] is not None and now - job["ended_at"] >= wait):
+                self.queue("audit", run, "watch")
 
     # --- what is planned ----------------------------------------------------------------------------
 

@@ -137,3 +137,9 @@ def last_started(connection: Connection, name: str, run_id: int | None = None) -
         query = query.where(jobs.c.run_id == run_id)
     found = connection.execute(query).scalar()
     return None if found is None else float(found)
+
+
+def newest(connection: Connection, name: str, run_id: int) -> Row | None:
+    """The last job of a name for a run, in whatever state."""
+    query = select(jobs).where(jobs.c.name == name, jobs.c.run_id == run_id)
+    return first(connection, query.order_by(jobs.c.id.desc()).limit(1))
