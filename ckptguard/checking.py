@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ckptguard.codes import finding
@@ -88,11 +88,13 @@ def collapse(findings: Iterable[Finding]) -> list[Finding]:
     return kept
 
 
-def silence(one: Finding, silenced: frozenset[str]) -> Finding:
-    """A silenced finding is still listed, as information; its effect on the resume stays."""
-    if one.code in silenced and one.severity > Severity.INFO:
-        return replace(one, severity=Severity.INFO, message=f"{one.message} (silenced)")
-    return one
+def silence(one: Finding, silenced: Mapping[str, str]) -> Finding:
+    """A silenced finding is still listed, as information with the reason; its effect on the resume stays."""
+    reason = silenced.get(one.code)
+    if reason is None or one.severity is Severity.INFO:
+        return one
+    message = f"{one.message} (silenced: {reason})"
+    return replace(one, severity=Severity.INFO, message=message, silenced=reason)
 
 
 def run_run_checks(subject: RunSubject) -> list[Finding]:

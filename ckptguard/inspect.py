@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ckptguard.discover import group_runs
-from ckptguard.errors import KeyNotFound, NothingRecognised, TargetNotFound
+from ckptguard.errors import KeyNotFound, NothingRecognised, TargetNotFound, TimedOut
 from ckptguard.facts import Progress, Reader
 from ckptguard.judge import newest_first, resume_from
 from ckptguard.look import Look, find_pointers, split_leftovers
@@ -51,7 +51,7 @@ def audit(
             if opened.only is not None and all(m.path != opened.only for m in run.checkpoints):
                 continue
             look = Look(opened, run, options, reader)
-            facts = [f for m in list(look.manifests) if (f := look.read(m, options.depth)) is not None]
+            facts = [f for m in list(look.manifests) if (f := look.read_enough(m)) is not None]
             pairs = [(f, look.verdict(f, facts)) for f in facts]
             if pairs or look.leftovers:
                 reports.append(look.report(target, pairs))
@@ -88,9 +88,7 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
     pairs: list[tuple[CheckpointFacts | None, Verdict]] = []
     chosen: Verdict | None = None
     for manifest in order:
-        if options.deadline is not None and options.now() > options.deadline:
-            break
-        facts = look.read(manifest, options.depth)
+        facts = look.read_enough(manifest)
         if facts is None:
             continue
         verdict = look.verdict(facts, [facts])
@@ -99,6 +97,16 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
             siblings = [s for m in order if (s := look.read(m, Evidence.STRUCTURE)) is not None]
             verdict = look.verdict(facts, siblings)
         pairs.append((facts, verdict))
+        if (
+            verdict.resume is Resume.UNKNOWN
+            and options.deadline is not None
+            and options.now() > options.deadline
+        ):
+            # An older one must not be chosen because the time did not suffice for this one.
+            raise TimedOut(
+                f"{target}: the time limit was reached while {verdict.path} was looked at",
+                "give it more time (--timeout), or less to do: --depth structure, or --max-age with recorded verdicts",
+            )
         chosen = resume_from([verdict], allow_lossy=options.allow_lossy)
         if chosen is not None:
             break

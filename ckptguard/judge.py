@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from ckptguard.codes import finding
 from ckptguard.model import (
     CheckpointFacts,
     Coverage,
@@ -62,9 +64,7 @@ def judge(
     resume = resume_of(findings, writing=writing)
     if writing:
         shown = [f for f in shown if not f.loud]
-    if required is not None and facts.evidence < required and resume.safe:
-        resume = Resume.UNKNOWN
-    return Verdict(
+    verdict = Verdict(
         path=path,
         layout=facts.state.layout or facts.manifest.layout,
         step=facts.step,
@@ -79,7 +79,23 @@ def judge(
         findings=tuple(shown),
         attempt=facts.state.attributes.get("attempt"),
         modified=facts.manifest.modified,
+        seen=tuple((f.name, *f.entry.identity) for f in facts.manifest.files),
     )
+    return require(verdict, required)
+
+
+def require(verdict: Verdict, required: Evidence | None) -> Verdict:
+    """The verdict, unknown where it is less proven than was asked for."""
+    if required is None or verdict.evidence >= required or not verdict.resume.safe:
+        return verdict
+    why = finding(
+        "unverifiable",
+        verdict.path,
+        f"proven by {verdict.evidence} only, and {required} was required",
+        "look deeper (--depth), or prove it: ckptguard restore CHECKPOINT",
+        effect=Effect.UNKNOWN,
+    )
+    return replace(verdict, resume=Resume.UNKNOWN, findings=(*verdict.findings, why))
 
 
 def newest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -98,4 +114,3 @@ def resume_from(verdicts: Sequence[Verdict], *, allow_lossy: bool = False) -> Ve
     if allow_lossy:
         return newest_safe(verdicts)
     return next((v for v in newest_first(verdicts) if v.as_complete_as_the_run_allows), None)
-

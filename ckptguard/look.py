@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ckptguard import verdicts
 from ckptguard.checking import run_checkpoint_checks, run_run_checks, silence
 from ckptguard.codes import finding
 from ckptguard.curves.health import health_at
 from ckptguard.discover import Run, find_checkpoints
 from ckptguard.errors import FormatError, KeyNotFound, StoreError
 from ckptguard.facts import Reader, Wanted
-from ckptguard.judge import judge, newest_first, newest_safe, resume_from
+from ckptguard.judge import judge, newest_first, newest_safe, require, resume_from
 from ckptguard.layouts._base import build_directory
 from ckptguard.model import (
     CheckpointFacts,
@@ -50,6 +51,7 @@ class Look:
         self.facts: dict[str, CheckpointFacts] = {}
         self.gone: list[str] = []
         self._log: tuple[LogRow, ...] | None = None
+        self._recorded: dict[str, Verdict | None] = {}
 
     @property
     def log(self) -> tuple[LogRow, ...]:
@@ -63,6 +65,23 @@ class Look:
                 else ()
             )
         return self._log
+
+    def recorded(self, manifest: Manifest) -> Verdict | None:
+        """A recorded verdict that may stand for this look, where such were asked for."""
+        if self.options.max_age is None:
+            return None
+        if manifest.path not in self._recorded:
+            known = verdicts.read(self.opened.store, self.run.root.path, manifest.path)
+            fits = known is not None and known.fits(
+                manifest, self.options.depth, self.now, self.options.max_age
+            )
+            self._recorded[manifest.path] = known.verdict if known is not None and fits else None
+        return self._recorded[manifest.path]
+
+    def read_enough(self, manifest: Manifest) -> CheckpointFacts | None:
+        """The facts that a verdict needs: as deep as was asked, or the structure alone where a recorded verdict serves."""
+        enough = self.options.depth if self.recorded(manifest) is None else Evidence.STRUCTURE
+        return self.read(manifest, min(enough, self.options.depth))
 
     def read(self, manifest: Manifest, depth: Evidence) -> CheckpointFacts | None:
         """The facts of a checkpoint, or None where it is none after all, or is gone."""
@@ -119,6 +138,13 @@ class Look:
             return None
 
     def _changed(self, facts: CheckpointFacts) -> bool:
+        store, files = self.opened.store, facts.manifest.files
+        if store.traits.request_bytes and len(files) > 2:
+            # A listing is one request; asking for each file would be one each.
+            now = {e.key: e.identity for e in store.list(facts.manifest.path)}
+            inside = [f.entry for f in files if f.entry.key.startswith(f"{facts.manifest.path}/")]
+            if len(inside) == len(files):
+                return any(now.get(e.key) != e.identity for e in inside)
         for file in facts.manifest.files:
             if file.entry.kind != "file":
                 continue
@@ -151,16 +177,22 @@ class Look:
             self.options.plan,
         )
         findings, coverage = run_checkpoint_checks(subject)
-        return judge(
+        earlier = self.recorded(facts.manifest) if facts.evidence < self.options.depth else None
+        fresh = judge(
             facts,
             [silence(f, self.options.silenced) for f in findings],
             coverage,
             path=self.opened.shown(facts.path),
             now=self.now,
             grace=self.options.grace,
-            required=self.options.require,
+            required=self.options.require if earlier is None else None,
             health=health_at(self.log or facts.state.log, facts.step),
         )
+        if earlier is None:
+            return fresh
+        found = [silence(f, self.options.silenced) for f in earlier.findings]
+        both = verdicts.combine(replace(earlier, findings=tuple(found)), fresh)
+        return require(both, self.options.require)
 
     def unlooked(self, manifest: Manifest) -> Verdict:
         """A checkpoint that was only listed: it counts for nothing."""
@@ -201,14 +233,14 @@ class Look:
         ]
         if self.opened.only is not None:
             order = [(f, v) for f, v in order if v.path == self.opened.shown(self.opened.only)]
-        verdicts = [v for _, v in order]
-        safe, best = newest_safe(verdicts), resume_from(verdicts, allow_lossy=self.options.allow_lossy)
+        said = [v for _, v in order]
+        safe, best = newest_safe(said), resume_from(said, allow_lossy=self.options.allow_lossy)
         return RunReport(
             target=target,
             root=self.opened.shown(self.run.root.path),
-            checkpoints=tuple(verdicts),
+            checkpoints=tuple(said),
             findings=tuple(findings),
-            latest=latest_of(self.opened, pointers, verdicts),
+            latest=latest_of(self.opened, pointers, said),
             newest_safe=None if safe is None else safe.path,
             resume_from=None if best is None else best.path,
         )

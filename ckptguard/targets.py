@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ckptguard.discover import find_checkpoints
 from ckptguard.layouts._base import build_directory
@@ -18,7 +19,11 @@ GRACE = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to look. `grace` in seconds; `max_rate` in bytes a second; `require` makes anything less proven unknown."""
+    """How to look. `grace` in seconds; `max_rate` in bytes a second; `require` makes anything less proven unknown.
+
+    `silenced`: reasons by code. `deadline`: epoch seconds after which nothing more is read. `max_age`: a recorded verdict
+    so many seconds old is taken. `also`: further roots, of which the target is the union.
+    """
 
     depth: Evidence = Evidence.CONTENT
     jobs: int | None = None
@@ -27,8 +32,10 @@ class Options:
     require: Evidence | None = None
     allow_lossy: bool = False
     plan: object = None
-    silenced: frozenset[str] = frozenset()
+    silenced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     deadline: float | None = None
+    max_age: float | None = None
+    also: tuple[str, ...] = ()
     now: Callable[[], float] = field(default=time.time)
 
 
@@ -49,11 +56,10 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
 
     Raises TargetNotFound, UsageError, StoreError.
     """
-    from ckptguard.storage import open_store
     from ckptguard.storage.opening import split_target
 
     root, key = split_target(target)
-    store = open_store(root, max_rate=options.max_rate)
+    store = open_roots([root, *options.also], options)
     prefix = _prefix(root, target)
     if key:
         directory = build_directory(store.list())
@@ -65,7 +71,11 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
     if len(manifests) == 1 and manifests[0].path == "":
         parent, name = _split(target)
         if name:
-            above = open_store(parent or ".", max_rate=options.max_rate)
+            # Other roots are known as this checkpoint's parts; beside the others they lie only where they have its name.
+            beside = [_split(a)[0] or "." for a in options.also if _split(a)[1] == name]
+            if len(beside) < len(options.also):
+                return Opened(store, prefix), directory, manifests
+            above = open_roots([parent or ".", *beside], options)
             directory = build_directory(above.list())
             return (
                 Opened(above, _prefix(parent or ".", parent), name),
@@ -73,6 +83,27 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
                 find_checkpoints(directory, layouts()),
             )
     return Opened(store, prefix), directory, manifests
+
+
+def open_roots(roots: Sequence[str], options: Options) -> Store:
+    """A store of one root or the union of several, as slow, as considerate and for as long as the options say."""
+    from ckptguard.storage import open_store
+
+    stores = [open_store(root, considerate=options.max_rate is not None) for root in roots]
+    store: Store = stores[0]
+    if len(stores) > 1:
+        from ckptguard.storage.union import Union
+
+        store = Union(stores)
+    if options.max_rate:
+        from ckptguard.storage.limited import Limited
+
+        store = Limited(store, options.max_rate)
+    if options.deadline is not None:
+        from ckptguard.storage.timed import Timed
+
+        store = Timed(store, options.deadline, options.now)
+    return store
 
 
 def _prefix(root: str, given: str) -> str:

@@ -25,12 +25,15 @@ def split_target(target: str) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
-def open_store(root: str, *, max_rate: float | None = None) -> Store:
-    """A store rooted at a local directory or `s3://bucket/prefix`. Raises TargetNotFound, UsageError, StoreError."""
+def open_store(root: str, *, max_rate: float | None = None, considerate: bool = False) -> Store:
+    """A store rooted at a local directory or `s3://bucket/prefix`. Raises TargetNotFound, UsageError, StoreError.
+
+    `considerate`: what it reads from a disk does not stay in the page cache.
+    """
     scheme, mark, _ = root.partition("://")
     store: Store
     if not mark:
-        store = LocalStore(root)
+        store = LocalStore(root, considerate=considerate)
     elif scheme == "s3":
         from ckptguard.storage.readahead import ReadAhead
         from ckptguard.storage.s3 import S3Store

@@ -52,7 +52,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], *, stdout_to_std
     It gets a process group of its own, and the terminal where we have it. Signals sent to us reach the command itself and
     not its children, as if it stood in our place: a data loader must not die of a signal that the training handles.
     """
-    watched = {*FORWARDED, signal.SIGCHLD}
+    watched: set[signal.Signals | int] = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     terminal = _terminal()
     try:

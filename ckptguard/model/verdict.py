@@ -10,7 +10,10 @@ from ckptguard.model.words import Effect, Evidence, Resume, Severity
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was seen. `subject` is FILE, or FILE:TENSOR where the tensor is known."""
+    """One thing that was seen. `subject` is FILE, or FILE:TENSOR where the tensor is known.
+
+    `silenced`: why somebody made it an information that by itself it is not.
+    """
 
     code: str
     severity: Severity
@@ -18,6 +21,7 @@ class Finding:
     subject: str
     message: str
     hint: str = ""
+    silenced: str = ""
 
     @property
     def loud(self) -> bool:
@@ -52,7 +56,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is said of one checkpoint. Never true or false: compare `resume`."""
+    """What is said of one checkpoint. Never true or false: compare `resume`.
+
+    `seen` are the files that it was said of: name, size, time and entity tag of each.
+    """
 
     path: str
     layout: str
@@ -68,6 +75,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     attempt: int | None = None
     modified: float = 0.0
+    seen: tuple[tuple[str, int, float, str | None], ...] = ()
 
     def __bool__(self) -> bool:
         raise TypeError("compare verdict.resume; a verdict is neither true nor false")
@@ -78,7 +86,7 @@ class Verdict:
         if self.resume is Resume.EXACT:
             return True
         return self.resume is Resume.LOSSY and not any(
-            f.effect is Effect.LOSSY and f.loud for f in self.findings
+            f.effect is Effect.LOSSY and (f.loud or f.silenced) for f in self.findings
         )
 
 
