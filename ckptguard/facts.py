@@ -177,7 +177,8 @@ class Reader:
             elif fault is None:
                 joiner.add(part)
         if fault is not None:
-            return replace(facts, problems=(*facts.problems, fault))
+            known = any(p.code == fault.code for p in facts.problems)
+            return facts if known else replace(facts, problems=(*facts.problems, fault))
         scanned = joiner.done()
         if isinstance(parsed, Problem):
             return replace(facts, read=Evidence.CONTENT, bytes_read=plan.size, **_blocks(plan, scanned))

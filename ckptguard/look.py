@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckptguard import verdicts
 from ckptguard.checking import run_checkpoint_checks, run_run_checks, silence
-from ckptguard.codes import finding
+from ckptguard.codes import CODES, finding
 from ckptguard.curves.health import health_at
 from ckptguard.discover import Run, find_checkpoints
 from ckptguard.errors import FormatError, KeyNotFound, StoreError
@@ -18,7 +18,9 @@ from ckptguard.model import (
     CheckpointFacts,
     Coverage,
     Directory,
+    Effect,
     Evidence,
+    FileFacts,
     Health,
     LogRow,
     Manifest,
@@ -246,6 +248,10 @@ class Look:
         )
 
 
+def _is_broken(file: FileFacts) -> bool:
+    return any(CODES[p.code].effect is Effect.UNSAFE and not p.effect for p in file.problems)
+
+
 def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
     """Whether a lone file turned out to hold training state; what the user named is judged whatever it holds."""
     manifest = facts.manifest
@@ -253,7 +259,7 @@ def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
         return True
     if facts.evidence is Evidence.LISTING:
         return bool(manifest.certain or manifest.attributes.get("speaks"))
-    if manifest.certain and any(unsafe_names(f) for f in facts.files.values()):
+    if manifest.certain and any(unsafe_names(f) or _is_broken(f) for f in facts.files.values()):
         return True  # whatever else it holds, its name says that somebody may load it
     opened = all(f.tree is not None for f in facts.files.values())
     if opened:

@@ -5,6 +5,7 @@ All work in place on a path and change at least one byte; the file's times stay,
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -31,13 +32,13 @@ def untouched_times(path: Path) -> Iterator[None]:
 # --- bytes --------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, at: int | None = None, *, record: str = "", bit: int = 4) -> int:
+def flip(path: Path, at: int | None = None, *, record: str | None = None, bit: int = 4) -> int:
     """Flip one bit: at a byte (negative: from the end), or in the middle of a named record; by default in the file's middle.
 
     Returns the byte's offset.
     """
     size = path.stat().st_size
-    if record:
+    if record is not None:
         start, length = extent_of(path, record)
         at = start + length // 2
     at = size // 2 if at is None else at if at >= 0 else size + at
@@ -124,7 +125,7 @@ def resave(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def extent_of(path: Path, record: str) -> tuple[int, int]:
-    """(start, length) of a torch file's record, or of a tensor of any file, whose name ends so. The longest, if several."""
+    """(start, length) of a torch file's record, or of a tensor of any file, whose name ends so (any name ends with ""). The longest, if several."""
     size = path.stat().st_size
     store = LocalStore(path.parent)
     found: list[tuple[int, int]] = []
@@ -209,3 +210,25 @@ def disagree(path: Path, record: str, *, field: str = "name") -> None:
             first = file.read(1)[0]
             file.seek(header + LOCAL.size)
             file.write(bytes([first ^ 1]))
+
+
+# --- files of known kinds -----------------------------------------------------------------------------
+
+
+def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+    """Change what a JSON file says."""
+    with untouched_times(path):
+        held = json.loads(path.read_text())
+        changed = change(held)
+        path.write_text(json.dumps(held if changed is None else changed))
+
+
+def edit_weights(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the tensors of a safetensors file."""
+    from safetensors.torch import load_file, save_file
+
+    with untouched_times(path):
+        held = load_file(path)
+        changed = change(held)
+        held = held if changed is None else changed
+        save_file({name: t.contiguous().clone() for name, t in held.items()}, path, {"format": "pt"})

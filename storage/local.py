@@ -43,7 +43,11 @@ class LocalStore:
     # --- listing ------------------------------------------------------------------------------------
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        yield from self._walk(self.path(prefix), prefix, frozenset())
+        try:
+            root = self._real.stat()
+        except OSError as error:
+            raise _translate(error, self.url) from error
+        yield from self._walk(self.path(prefix), prefix, frozenset({(root.st_dev, root.st_ino)}))
 
     def _walk(self, folder: Path, prefix: str, seen: frozenset[tuple[int, int]]) -> Iterator[Entry]:
         try:
@@ -91,8 +95,9 @@ class LocalStore:
         if stat.S_ISDIR(info.st_mode):
             yield Entry(key, 0, modified, kind="link", target=target, resolved=resolved)
             mark = (info.st_dev, info.st_ino)
-            # A folder linked in from elsewhere (a bigger volume) belongs to the run; one inside is listed already.
-            if resolved is None and mark not in seen:
+            # A folder linked in from elsewhere (a bigger volume) belongs to the run; one inside is listed already, and
+            # one above leads back here.
+            if resolved is None and mark not in seen and not self._real.is_relative_to(real):
                 yield from self._walk(Path(item.path), key, seen | {mark})
             return
         size = info.st_size

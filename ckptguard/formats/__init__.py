@@ -39,6 +39,13 @@ def sniff(head: bytes) -> str:
 
 
 def _torch(source: Source) -> Parsed:
+    """Any file that torch.load would open, with the pickles inside its byte values."""
+    from ckptguard.formats._nested import with_nested
+
+    return with_nested(_torch_by_head(source))
+
+
+def _torch_by_head(source: Source) -> Parsed:
     """Any file that torch.load would open, by its first bytes."""
     head = source.read(0, min(512, source.size))
     kind = sniff(head)
@@ -90,8 +97,9 @@ def _text(source: Source) -> Parsed:
 
 def _pickle(source: Source) -> Parsed:
     from ckptguard.formats import bare_pickle
+    from ckptguard.formats._nested import with_nested
 
-    return bare_pickle.read(source)
+    return with_nested(bare_pickle.read(source))
 
 
 def _dcp_metadata(source: Source) -> Parsed:

@@ -67,7 +67,11 @@ def read_archive(source: Source) -> Archive:
     _, disk, _, _, count, length, offset, comment = END.unpack_from(tail, at - base)
     end = at + END.size + comment
     if count == 0xFFFF or length == LARGE or offset == LARGE or _has_locator(tail, at - base):
-        count, length, offset = _read_end64(source, tail, at, base)
+        short, (count, length, offset) = (count, length, offset), _read_end64(source, tail, at, base)
+        if any(
+            a not in (b, most) for a, b, most in zip(short, (count, length, offset), (0xFFFF, LARGE, LARGE))
+        ):
+            raise FormatError("bad-header", "the two end records of the archive disagree")
     if disk not in (0, 0xFFFF):
         raise FormatError("bad-header", "the archive claims to be split over several disks")
     if offset + length > at:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptguard.errors import FormatError
-from ckptguard.formats import bare_pickle
 from ckptguard.formats._base import Parsed, Source
-from ckptguard.formats.pickles import Opaque
+from ckptguard.formats.bare_pickle import MAX_PICKLE
+from ckptguard.formats.pickles import Opaque, read_pickle
 from ckptguard.formats.reconstruct import dtype_of
 from ckptguard.model import GlobalUse, Problem
 
@@ -119,18 +119,25 @@ class Index:
 
 
 def read(source: Source) -> Parsed:
-    """Read `.metadata`. The tree is an `Index`, or None where the pickle holds something else."""
-    parsed = bare_pickle.read(source)
-    problems = list(parsed.problems)
+    """Read `.metadata`. The tree is an `Index`, or None where the pickle holds something else.
+
+    Raises FormatError, StoreError.
+    """
+    if source.size > MAX_PICKLE:
+        raise FormatError("bad-header", f"{source.size} bytes are too many for DCP's metadata")
+    data = source.read(0, source.size)
+    pickled = read_pickle(data)
+    problems = []
+    if pickled.end != len(data):
+        problems.append(Problem("bad-header", "", f"the pickle ends at byte {pickled.end} of {len(data)}"))
     index: Index | None = None
     try:
-        index = build_index(parsed.tree)
+        index = build_index(pickled.value)
     except FormatError as e:
         # A payload may stand where the metadata should: the names it calls must be kept.
         problems.append(Problem(e.code, "", str(e)))
     uses = tuple(
-        GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u
-        for u in parsed.globals
+        GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u for u in pickled.globals
     )
     return Parsed("dcp-metadata", index, (), tuple(dict.fromkeys(uses)), tuple(problems))
 

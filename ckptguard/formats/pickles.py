@@ -7,6 +7,7 @@ pickles judges exactly what the reader saw. Work and memory are bounded by the s
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -15,9 +16,9 @@ from ckptguard.errors import FormatError
 from ckptguard.formats._inert import Name, Opaque, Pickled
 from ckptguard.formats._machine import Call, Machine, Persistent
 from ckptguard.formats._opcodes import DISPATCH
-from ckptguard.model import Tensor
+from ckptguard.model import GlobalUse, Tensor
 
-__all__ = ["Name", "Opaque", "Pickled", "read_pickle", "walk"]
+__all__ = ["Name", "Opaque", "Pickled", "names_used", "read_pickle", "walk"]
 
 MAX_DEPTH = 500  # the standard pickler's own recursion ends before
 SHARING = 8
@@ -54,6 +55,16 @@ def read_pickle(
         ) from e
     _check_size(pickled.value, MIN_VALUES + SHARING * len(data))
     return pickled
+
+
+def names_used(data: bytes) -> tuple[GlobalUse, ...]:
+    """The names that a pickle uses up to where it breaks: an unpickler would have used them too."""
+    from ckptguard.formats.reconstruct import CALLS
+
+    machine = Machine(data, 0, None, CALLS)
+    with contextlib.suppress(FormatError, *_DAMAGE, RecursionError, MemoryError):
+        machine.run(DISPATCH)
+    return tuple(GlobalUse(name, how) for name, how in machine.uses)
 
 
 def walk(tree: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -388,5 +388,15 @@ for _constructor in ("__generator_ctor", "__bit_generator_ctor", "__randomstate_
 for _module in ("pathlib", "pathlib._local"):
     for _flavour in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath"):
         CALLS[f"{_module}.{_flavour}"] = _path
+# TorchScript's own pickles (torch/jit/_pickle.py).
+for _builder in (
+    "build_intlist",
+    "build_tensorlist",
+    "build_doublelist",
+    "build_boollist",
+    "build_tensor_from_id",
+    "restore_type_tag",
+):
+    CALLS[f"torch.jit._pickle.{_builder}"] = _opaque(f"torch.jit._pickle.{_builder}")
 for _enum in KNOWN_ENUMS:
     CALLS[_enum] = lambda value=None, *_, name=_enum: Opaque(name, (value,))

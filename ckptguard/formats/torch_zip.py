@@ -23,9 +23,9 @@ from ckptguard.formats._zip_archive import (
     unnamed,
     verify_gaps,
 )
-from ckptguard.formats.pickles import read_pickle
+from ckptguard.formats.pickles import Opaque, read_pickle
 from ckptguard.formats.reconstruct import Storage, storage_dtype
-from ckptguard.model import Problem, Tensor
+from ckptguard.model import GlobalUse, Problem, Tensor
 
 MAX_PICKLE = 1 << 30
 
@@ -34,9 +34,7 @@ def read(source: Source) -> Parsed:
     """Read a torch zip file's structure. Raises FormatError, StoreError."""
     archive = read_archive(source)
     if archive.get("constants.pkl") or any(n.startswith(f"{archive.root}/code/") for n in archive.records):
-        return Parsed(
-            "torchscript", spans=tuple(r.span for r in settle(source, archive.records.values()).values())
-        )
+        return _torchscript(source, archive)
     pickle = archive.get("data.pkl")
     if pickle is None:
         raise FormatError(
@@ -74,6 +72,17 @@ def read(source: Source) -> Parsed:
         verify=lambda found: verify_gaps(archive, found),
         details={"root": archive.root},
     )
+
+
+def _torchscript(source: Source, archive: Archive) -> Parsed:
+    """A scripted module is no training state, but its pickles are judged: not every loader takes it for one."""
+    records = settle(source, archive.records.values())
+    uses: dict[GlobalUse, None] = {}
+    for record in records.values():
+        if record.name.endswith(".pkl") and record.size <= MAX_PICKLE:
+            data = source.read(record.start, record.size)
+            uses |= dict.fromkeys(read_pickle(data, persistent=lambda pid: Opaque("storage", (pid,))).globals)
+    return Parsed("torchscript", globals=tuple(uses), spans=tuple(r.span for r in records.values()))
 
 
 def _storage(pid: Any, storages: dict[str, Storage]) -> Storage:
