@@ -20,6 +20,9 @@ BUFFERS = 12
 RUN = 2 << 20
 # Containers pad their records: a reader that skips the padding is sequential all the same.
 GAP = 64 << 10
+# A small read brings this much, and the next small reads near it cost no request.
+WINDOW = 32 << 10
+WINDOWS = 64
 # A chunk that so many later reads did not touch was fetched for nothing.
 STALE = 64
 
@@ -38,19 +41,24 @@ class _Progress:
     """What has been read of one key: how much, where the last reads ended, which chunks were fetched already."""
 
     size: int | None = None
+    etag: str | None = None
     total: int = 0
     ends: deque[int] = field(default_factory=lambda: deque(maxlen=16))
     fetched: set[int] = field(default_factory=set)
 
 
 class ReadAhead(Wrapper):
-    """`inner`, with ranges fetched in parallel ahead of its readers; several may share a file. Memory: BUFFERS chunks."""
+    """`inner`, with ranges fetched in parallel ahead of its readers; several may share a file. Memory: BUFFERS chunks.
+
+    Small reads, as of headers, bring their neighbourhood along. Both is forgotten when an object is seen to be replaced.
+    """
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[str, int], _Chunk] = OrderedDict()
         self._progress: dict[str, _Progress] = {}
+        self._windows: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
         self._reads = 0
         self._pool: ThreadPoolExecutor | None = None
 
@@ -66,13 +74,40 @@ class ReadAhead(Wrapper):
 
     def _learn(self, entry: Entry) -> None:
         with self._lock:
-            self._progress.setdefault(entry.key, _Progress()).size = entry.size
+            progress = self._progress.setdefault(entry.key, _Progress())
+            if (progress.size, progress.etag) != (entry.size, entry.etag):
+                self._progress[entry.key] = _Progress(entry.size, entry.etag)
+                self._windows.pop(entry.key, None)
+                for place in [p for p in self._chunks if p[0] == entry.key]:
+                    del self._chunks[place]
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
+        if 0 < len(buffer) <= WINDOW // 2 and self._from_window(key, start, buffer):
+            return
         self._plan(key, start, len(buffer))
         done = 0
         while done < len(buffer):
             done += self._serve(key, start + done, buffer[done:])
+
+    def _from_window(self, key: str, start: int, buffer: memoryview) -> bool:
+        """Serve a small read from its neighbourhood, fetched once; False where the size is not known or does not reach."""
+        with self._lock:
+            progress = self._progress.get(key)
+            held = self._windows.get(key)
+        end = start + len(buffer)
+        if held is None or not held[0] <= start <= end <= held[0] + len(held[1]):
+            if progress is None or progress.size is None or end > progress.size:
+                return False
+            # The end of a file is read backwards: a directory lies before its own end.
+            begin = max(0, min(start, progress.size - WINDOW))
+            held = (begin, self.inner.read(key, begin, min(WINDOW, progress.size - begin)))
+            with self._lock:
+                self._windows[key] = held
+                self._windows.move_to_end(key)
+                while len(self._windows) > WINDOWS:
+                    self._windows.popitem(last=False)
+        buffer[:] = held[1][start - held[0] : end - held[0]]
+        return True
 
     def _serve(self, key: str, at: int, buffer: memoryview) -> int:
         """Fill the beginning of `buffer` from what was fetched ahead, or from the store; return how much."""
@@ -160,6 +195,7 @@ class ReadAhead(Wrapper):
         """Throw away everything fetched ahead, so that the next read sees what is there now."""
         with self._lock:
             self._chunks.clear()
+            self._windows.clear()
             self._progress.clear()
         forget = getattr(self.inner, "forget", None)
         if forget is not None:

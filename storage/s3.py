@@ -164,16 +164,17 @@ class S3Store:
     def _patiently(self, attempt: Callable[[], None], key: str, progress: Callable[[], int]) -> None:
         """Repeat a read that broke off, with growing random pauses. The client itself repeats refused requests."""
         where = self.location.url(key)
-        failures, reached = 0, -1
+        failures, reached = 0, 0
         while True:
             try:
                 return attempt()
             except (StoreError, _Broken) as error:
                 if isinstance(error, StoreError):
                     raise
-                now = max(progress(), error.done)
-                failures = 0 if now > reached else failures + 1
-                reached = max(now, reached)
+                failures += 1
+                # A connection that brings something worth while before it breaks does not use patience up.
+                if max(progress(), error.done) - reached >= PIECE:
+                    failures, reached = 1, max(progress(), error.done)
                 if failures >= self.options.attempts:
                     raise StoreError(
                         f"{where}: reading failed {failures} times at byte {reached}: {error}",
