@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckptguard.layouts._nested import CHECKPOINT_LAYOUTS, NESTED, add_nested, nested_absences
-from ckptguard.layouts._ranks import RANK_FILES, RankFiles
+from ckptguard.layouts._nested import CHECKPOINT_LAYOUTS, NESTED, add_nested, count_rng_files, nested_absences
 from ckptguard.layouts._state import Builder
 from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFile, Role
 
@@ -58,7 +57,8 @@ def add_parallel(builder: Builder, manifest: Manifest, files: Mapping[str, FileF
     # DeepSpeed's tag may be one step ahead of the trainer's count.
     builder.counters[seen:] = [replace(c, unit="unknown") for c in builder.counters[seen:]]
     _check_latest(builder, inner, files)
-    _count_ranks(builder, manifest, inner)
+    present = frozenset(f.rank for f in manifest.by_role(Role.RNG) if f.rank is not None)
+    count_rng_files(builder, manifest, present, "rng_state_{}.pth")
 
 
 def _check_latest(builder: Builder, inner: Sequence[Manifest], files: Mapping[str, FileFacts]) -> None:
@@ -72,22 +72,3 @@ def _check_latest(builder: Builder, inner: Sequence[Manifest], files: Mapping[st
             "",
             f"it names {says[:80] or 'nothing'}; what is here is {', '.join(sorted(tags))}",
         )
-
-
-def _count_ranks(builder: Builder, manifest: Manifest, inner: Sequence[Manifest]) -> None:
-    """The RNG files against the number of processes that the nested saves show (at least so many there were)."""
-    world = builder.topology.get("world_size", 0)
-    shards = [f.rank for m in inner for f in m.files if f.role is Role.SHARD and f.rank is not None]
-    world = max(world, max(shards, default=-1) + 1)
-    present = frozenset(f.rank for f in manifest.by_role(Role.RNG) if f.rank is not None)
-    if present and world > max(present) + 1:
-        rank_files = RankFiles(
-            "RNG state",
-            "rng_state_{}.pth",
-            world,
-            present,
-            f"{inner[0].path.rpartition('/')[2]}: {world} processes",
-        )
-        builder.attributes[RANK_FILES] = (*builder.attributes.get(RANK_FILES, ()), rank_files)
-    if world:
-        builder.topology["world_size"] = world

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ckptguard.layouts._dcp import add_dcp
 from ckptguard.layouts._deepspeed_state import add_tag
+from ckptguard.layouts._ranks import RANK_FILES, RankFiles
 from ckptguard.layouts._state import Builder
-from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFile
+from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFile, Role
 from ckptguard.ports import Resolve
 
 NESTED = "nested"
@@ -46,3 +47,17 @@ def add_nested(builder: Builder, manifest: Manifest, files: Mapping[str, FileFac
             add_tag(builder, members, files, prefix)
         elif inner.layout in CHECKPOINT_LAYOUTS:
             add_dcp(builder, files, prefix)
+
+
+def count_rng_files(builder: Builder, manifest: Manifest, present: frozenset[int], pattern: str) -> None:
+    """The RNG files against the number of processes that the nested saves show (at least so many there were)."""
+    nested: Sequence[Manifest] = manifest.attributes.get(NESTED, ())
+    shards = [f.rank for m in nested for f in m.files if f.role is Role.SHARD and f.rank is not None]
+    shown = max(builder.topology.get("world_size", 0), max(shards, default=-1) + 1)
+    seen = max(present, default=-1) + 1
+    if present and shown > seen:
+        where = next((m.path.rpartition("/")[2] for m in nested if m.layout in CHECKPOINT_LAYOUTS), "")
+        kind = RankFiles("RNG state", pattern, shown, present, f"{where}: {shown} processes")
+        builder.attributes[RANK_FILES] = (*builder.attributes.get(RANK_FILES, ()), kind)
+    if shown or seen:
+        builder.topology["world_size"] = max(shown, seen)

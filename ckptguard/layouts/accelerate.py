@@ -14,7 +14,14 @@ from typing import Any
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._base import LayoutBase, is_temporary, rest_of, series_of, step_in
 from ckptguard.layouts._hf import add_config, add_weights, weight_files
-from ckptguard.layouts._nested import NESTED, add_nested, nested_absences, nested_files, nested_in
+from ckptguard.layouts._nested import (
+    NESTED,
+    add_nested,
+    count_rng_files,
+    nested_absences,
+    nested_files,
+    nested_in,
+)
 from ckptguard.layouts._ranks import absent_ranks
 from ckptguard.layouts._state import STEP_NAMES, Builder, integer, is_optimizer, items
 from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFile, Role, State
@@ -112,9 +119,9 @@ class Accelerate(LayoutBase):
         for file in manifest.files:
             if "/" not in file.name:
                 _add_file(builder, file, _tree(files, file.name), f"{file.name}" in files)
-        ranks = [f.rank for f in manifest.by_role(Role.RNG) if f.rank is not None]
+        ranks = frozenset(f.rank for f in manifest.by_role(Role.RNG) if f.rank is not None)
         if ranks:
-            builder.topology.setdefault("world_size", max(ranks) + 1)
+            count_rng_files(builder, manifest, ranks, "random_states_{}.pkl")
         _add_steps(builder, manifest, files)
         groups = [g for o in builder.optimizers for g in o.groups]
         if groups and not builder.schedulers and not any("initial_lr" in g.options for g in groups):
@@ -189,6 +196,8 @@ def _add_steps(builder: Builder, manifest: Manifest, files: Mapping[str, FileFac
     if own is None and made is not None:
         builder.add_counter("optimizer step", made, builder.optimizers[0].subject)
     builder.step = own if own is not None else made
+    if builder.step is None and save is not None and builder.optimizers:
+        builder.step = save  # an optimizer that counts nothing (SGD): saves are at least in their order
 
 
 def _tree(files: Mapping[str, FileFacts], name: str) -> Any:
