@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,6 +20,8 @@ from ckptguard.restore.model import Limits
 from ckptguard.units import duration, size
 
 POLL = 0.05
+TREE_EVERY = 0.5
+"""Seconds between looks at all processes of the machine, of which there may be thousands."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -53,9 +55,10 @@ def run(
         cwd=cwd,
         start_new_session=True,
     )
-    known: set[int] = {process.pid}
+    members = {process.pid}
+    known = stamps(members)
     peak = 0
-    looked = began
+    looked = counted = began
     try:
         while process.poll() is None:
             now = time.monotonic()
@@ -64,8 +67,10 @@ def run(
                     f"the child process was not done after {duration(limits.timeout)}",
                     "give it more with --timeout, or replay fewer --steps",
                 )
-            members = tree_of(process.pid)
-            known |= members
+            if now - counted >= TREE_EVERY:
+                counted = now
+                members = tree_of(process.pid)
+                known |= stamps(members - known.keys())
             held = memory_of(members, beyond=limits.max_memory)
             peak = max(peak, held)
             if limits.max_memory is not None and held > limits.max_memory:
@@ -83,10 +88,15 @@ def run(
         end_tree(process, known, limits.grace)
 
 
-def end_tree(process: subprocess.Popen[bytes], known: set[int], grace: float) -> None:
+def stamps(pids: Iterable[int]) -> dict[int, str]:
+    """When each process began, which with its number names it: numbers are given out again."""
+    return {pid: stamp for pid in pids if (stamp := _start_time(pid))}
+
+
+def end_tree(process: subprocess.Popen[bytes], known: Mapping[int, str], grace: float) -> None:
     """Ask every process of the tree to stop, then kill what is left. Only processes that this one started are touched."""
-    started = {pid: stamp for pid in known | tree_of(process.pid) if (stamp := _start_time(pid))}
-    if process.poll() is None or started:
+    started = {**stamps(tree_of(process.pid)), **known}
+    if process.poll() is None or _alive(started):
         _signal_all(process, started, signal.SIGTERM)
         deadline = time.monotonic() + grace
         while time.monotonic() < deadline and (process.poll() is None or _alive(started)):

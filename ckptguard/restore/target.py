@@ -5,6 +5,7 @@ Torch-free, and nothing is changed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,14 +14,17 @@ from types import MappingProxyType
 from typing import Any
 
 from ckptguard.discover import group_runs
-from ckptguard.errors import CkptguardError, FormatError, TargetNotFound, UsageError
+from ckptguard.errors import CkptguardError, FormatError, KeyNotFound, TargetNotFound
 from ckptguard.inspect import Options, open_target, split_leftovers
 from ckptguard.logs import read_log, read_logs
 from ckptguard.model import Directory, Entry, LogRow, Manifest, Tensor
+from ckptguard.places import place_of
+from ckptguard.ports import Store
 from ckptguard.record.batches import batches_key
 from ckptguard.restore.held import METADATA, open_checkpoint
 from ckptguard.restore.trials import flat_environment
-from ckptguard.seals import OURS, Seal, read_seal
+from ckptguard.seals import OURS, Seal, read_seal, seal_file
+from ckptguard.storage import open_store
 from ckptguard.storage.local import LocalStore
 
 _COUNTERS = ("global_step", "step", "iteration", "iter", "num_updates", "steps", "train_step", "n_iter", "it")
@@ -74,22 +78,21 @@ class Target:
         return min(later, key=lambda s: s.step, default=None)
 
 
-def find_target(given: str, log: str | None = None) -> Target:
-    """The checkpoint and its surroundings. Raises TargetNotFound, UsageError, StoreError."""
-    if "://" in given:
-        raise UsageError(
-            f"{given}: only local checkpoints can be restored", "copy it first: ckptguard replicate"
-        )
-    path = Path(given)
+def find_target(given: str, log: str | None = None, staged: Path | None = None) -> Target:
+    """The checkpoint and its surroundings. `staged` is where a distant one was copied to.
+
+    Raises TargetNotFound, UsageError, StoreError.
+    """
+    path = staged if staged is not None else Path(given)
     if not path.exists():
         raise TargetNotFound(f"{given}: no such file or directory", "check the path; is the volume mounted?")
     path = path.absolute()
     run = run_of(path)
     step = step_of(path)
-    seal, trouble = _seal(run, path)
+    seal, trouble = _seal(given, run, path)
     manifest, others = _neighbours(path)
     layout = layout_of(path, manifest)
-    rows = _rows(run, log)
+    rows = _rows(given, run, log)
     if layout == "lightning" and not any(row.extra.get("event") for row in rows):
         # Its loggers count from 0: the row of the N-th step is called N - 1.
         rows = tuple(replace(row, step=row.step + 1) for row in rows)
@@ -237,31 +240,54 @@ def _siblings(path: Path, manifests: Sequence[Manifest]) -> tuple[Sibling, ...]:
 # --- what was recorded --------------------------------------------------------------------------------------
 
 
-def _seal(run: Path, path: Path) -> tuple[Seal | None, str]:
+def _seal(given: str, run: Path, path: Path) -> tuple[Seal | None, str]:
     """(the seal of this very save, or None; why a seal that is there cannot be used)."""
-    store = LocalStore(run)
-    name = path.relative_to(run).as_posix()
     try:
+        if "://" in given:
+            # Judged where it lies: a copy has times of its own.
+            place = place_of(given)
+            store, name = open_store(place.run), place.key
+        else:
+            store, name = LocalStore(run), path.relative_to(run).as_posix()
         seal = read_seal(store, "", name)
+        if seal is None:
+            return None, ""
+        # Files are named relative to the checkpoint; a checkpoint of one file by its own name.
+        head = name.rpartition("/")[0]
+        base = f"{name}/" if path.is_dir() else f"{head}/" if head else ""
+        entries = {}
+        for file in seal.files:
+            with contextlib.suppress(KeyNotFound):
+                entries[file] = store.stat(f"{base}{file}")
     except FormatError as error:
         return None, error.args[0]
-    if seal is None:
-        return None, ""
-    # Files are named relative to the checkpoint; a checkpoint of one file by its own name.
-    prefix = "" if path.is_dir() else f"{name.rpartition('/')[0]}/".lstrip("/")
-    base = f"{name}/" if path.is_dir() else prefix
-    entries = {}
-    for file in seal.files:
-        if (run / f"{base}{file}").is_file():
-            entries[file] = store.stat(f"{base}{file}")
-    if seal.stale_for(entries):
+    if seal.stale_for(entries) and not _same_content(seal, path):
         return None, "its seal is of an earlier save of the same name"
     return seal, ""
 
 
-def _rows(run: Path, log: str | None) -> tuple[LogRow, ...]:
+def _same_content(seal: Seal, path: Path) -> bool:
+    """Whether a copy, whose times are others, holds the very bytes that were sealed."""
+    store = LocalStore(path if path.is_dir() else path.parent)
+    for name, sealed in seal.files.items():
+        try:
+            entry = store.stat(name)
+            if entry.size != sealed.size or seal_file(store, entry, seal.block_size).digest != sealed.digest:
+                return False
+        except CkptguardError:
+            return False
+    return bool(seal.files)
+
+
+def _rows(given: str, run: Path, log: str | None) -> tuple[LogRow, ...]:
     if log is None:
+        if "://" in given:
+            store = open_store(place_of(given).run)
+            return read_logs(store, _remote_directory(store))
         return read_logs(LocalStore(run), directory(run))
+    if "://" in log:
+        head, _, name = log.rpartition("/")
+        return read_log(open_store(head), name)
     path = Path(log)
     if not path.exists():
         raise TargetNotFound(f"{log}: no such log", "check --log")
@@ -284,6 +310,25 @@ def directory(root: Path, key: str = "", depth: int = _LOG_DEPTH) -> Directory:
             info = item.stat()
             files[item.name] = Entry(below, info.st_size, info.st_mtime)
     return Directory(key, files, dirs)
+
+
+def _remote_directory(store: Store) -> Directory:
+    """The same of an object store. What lies below `.ckptguard/` is in it, what lies deep in checkpoints is not."""
+    near = [e for e in store.list() if e.kind == "file" and e.key.count("/") <= _LOG_DEPTH]
+    return _grouped("", near)
+
+
+def _grouped(path: str, entries: Sequence[Entry]) -> Directory:
+    """The entries below a folder, as a tree."""
+    start = len(path) + 1 if path else 0
+    files = {e.name: e for e in entries if "/" not in e.key[start:]}
+    below: dict[str, list[Entry]] = {}
+    for entry in entries:
+        folder, slash, _ = entry.key[start:].partition("/")
+        if slash:
+            below.setdefault(folder, []).append(entry)
+    dirs = {name: _grouped(f"{path}/{name}" if path else name, inner) for name, inner in below.items()}
+    return Directory(path, files, dirs)
 
 
 def recorded_environment(seal: Seal | None, rows: Sequence[LogRow]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ckptguard.restore.model import METRICS, Limits, Order, RestoreReport, Trial
 from ckptguard.restore.recorded import SILENT, Recorded
 from ckptguard.restore.target import Sibling, Target, find_target, listing, step_of
 from ckptguard.restore.trials import Progress, run_trial
+from ckptguard.staging import staged
 
 CALIBRATIONS = 2
 """Of so many earlier checkpoints one must replay like its log before a gap counts as unknown."""
@@ -57,9 +59,16 @@ RunOnce = Callable[[Order], Trial]
 def validate(request: Request, progress: Progress = lambda text: None) -> RestoreReport:
     """Restore, replay, compare. Raises CkptguardError for everything that is not the checkpoint's fault."""
     _check(request)
+    with ExitStack() as copies:
+        path = copies.enter_context(staged(request.checkpoint))
+        against = copies.enter_context(staged(request.against)) if request.against is not None else None
+        return _validate(request, path, against, progress)
+
+
+def _validate(request: Request, path: Path, against: Path | None, progress: Progress) -> RestoreReport:
     began = time.monotonic()
-    target = find_target(request.checkpoint, request.log)
-    later = _later(request, target)
+    target = find_target(request.checkpoint, request.log, path)
+    later = _later(request, target, against)
     if request.command is not None:
         others = tuple((s.path, s.step) for s in _good_candidates(target))
         run_once = command_runner(request.command, request.metrics, request.limits, others, progress)
@@ -104,23 +113,22 @@ def _check(request: Request) -> None:
         )
 
 
-def _later(request: Request, target: Target) -> Later | None:
+def _later(request: Request, target: Target, against: Path | None) -> Later | None:
     if request.command is not None:
         return None  # its objects are not to be seen
-    if request.against is None:
+    if against is None:
         rows = continuation(target.rows, target.step, target.attempt) if target.step is not None else ()
         near = target.next_within(request.steps * (1 if rows else FAR))
         return Later(near.path, near.step) if near else None
-    path = Path(request.against)
-    if not path.exists():
+    if not against.exists():
         raise TargetNotFound(f"{request.against}: no such checkpoint", "check --against")
-    step = step_of(path)
+    step = step_of(against)
     if target.step is None or step is None:
-        unknown = request.checkpoint if target.step is None else request.against
+        unknown = request.checkpoint if target.step is None else str(request.against)
         raise UsageError(f"{unknown}: its step is not known, so nobody knows how far to replay")
     if step <= target.step:
         raise UsageError(f"--against {request.against} is of step {step}, not later than step {target.step}")
-    return Later(path.absolute(), step)
+    return Later(against.absolute(), step)
 
 
 def _order(request: Request, target: Target, later: Later | None) -> Order:

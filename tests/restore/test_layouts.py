@@ -108,3 +108,25 @@ def test_a_layout_that_is_not_taken_apart_asks_for_a_load(here, recipe, tmp_path
     torch.save({"module": {}}, tag / "mp_rank_00_model_states.pt")
     with pytest.raises(RecipeError, match="how a checkpoint of the layout deepspeed is loaded"):
         here(tag, recipe("plain_loop:Loop"))
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", ["recorded", "logged"])
+def test_a_checkpoint_on_s3_is_staged_and_nothing_is_left(
+    here, recipe, request, s3_bucket, monkeypatch, tmp_path, kind
+):
+    from ckptguard.storage import open_store
+
+    run = request.getfixturevalue(f"{kind}_run")
+    store = open_store(s3_bucket)
+    for path in sorted(p for p in run.rglob("*") if p.is_file()):
+        store.put(f"runs/a/{path.relative_to(run).as_posix()}", path.read_bytes())
+    stages = tmp_path / "stages"
+    stages.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(stages))
+    before = sorted((e.key, e.etag) for e in store.list())
+    report = here(f"{s3_bucket}/runs/a/ckpt_12.pt", recipe("plain_loop:Loop"))
+    assert (report.result, report.bitwise) == ("continuous", True)
+    assert report.checks == (6 if kind == "recorded" else 3)
+    assert sorted((e.key, e.etag) for e in store.list()) == before
+    assert list(stages.iterdir()) == []
