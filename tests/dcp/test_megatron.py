@@ -159,7 +159,9 @@ def test_the_tracker_is_followed(megatron_runs: Path, copied: Copy, look: Look) 
 # --- masters ------------------------------------------------------------------------------------------
 
 
-def test_masters_that_belong_to_other_weights_are_seen(megatron_runs: Path, copied: Copy, verdict: Judge) -> None:
+def test_masters_that_belong_to_other_weights_are_seen(
+    megatron_runs: Path, copied: Copy, verdict: Judge
+) -> None:
     """The fp32 masters of iteration 2 under the weights of iteration 4, each intact by itself."""
     run = copied(megatron_runs / "torch_dist")
     _masters_from(run / "iter_0000002", run / "iter_0000004")
@@ -170,7 +172,11 @@ def test_masters_that_belong_to_other_weights_are_seen(megatron_runs: Path, copi
 def _masters_from(other: Path, folder: Path) -> None:
     def places(where: Path) -> dict[tuple[str, Any], Any]:
         metadata = pickle.loads((where / ".metadata").read_bytes())  # noqa: TID251 - our own file
-        return {(k.fqn, tuple(k.offset or ())): v for k, v in metadata.storage_data.items() if "fp32_param" in k.fqn}
+        return {
+            (k.fqn, tuple(k.offset or ())): v
+            for k, v in metadata.storage_data.items()
+            if "fp32_param" in k.fqn
+        }
 
     for key, old in places(other).items():
         new = places(folder)[key]
@@ -194,7 +200,9 @@ def sealed(run: Path) -> Path:
     return folder
 
 
-def test_integrity_json_is_verified_as_megatron_would(megatron_runs: Path, copied: Copy, verdict: Judge) -> None:
+def test_integrity_json_is_verified_as_megatron_would(
+    megatron_runs: Path, copied: Copy, verdict: Judge
+) -> None:
     run = copied(megatron_runs / "torch_dist")
     folder = sealed(run)
     written = json.loads((folder / "integrity.json").read_text())
