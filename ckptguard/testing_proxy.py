@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -39,13 +39,15 @@ class Fault:
 
 
 class FaultProxy:
-    """Stands before `port` of this machine. `faults` may be changed at any time; `seen` counts what came through."""
+    """Stands before `port` of this machine. `faults` may be changed at any time; `seen` lists what came through, and `before` is
+    called with method and path before a request is passed on."""
 
     def __init__(self, port: int) -> None:
         self.upstream = port
         self.faults: list[Fault] = []
         self.seen: list[tuple[str, str, Mapping[str, str]]] = []
         self.bytes_down = 0
+        self.before: Callable[[str, str], None] = lambda method, path: None
         self.lock = threading.Lock()
         self.remembered: dict[str, tuple[int, list[tuple[str, str]], bytes]] = {}
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -94,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with proxy.lock:
             proxy.seen.append((self.command, path, dict(self.headers)))
+        proxy.before(self.command, path)
         fault = proxy.take(self.command, path)
         if fault is not None and fault.kind == "status":
             text = ERROR.format(code=fault.code).encode()
