@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckptguard.codes import CODES
 from ckptguard.errors import KeyNotFound, StoreError
 from ckptguard.model import (
     Coverage,
@@ -120,19 +121,16 @@ def _verdict(body: Mapping[str, Any]) -> Verdict:
             coverage["unprovable"],
         ),
         health=Health(health["status"], health["since_step"], health["steps_to_discard"]),
-        findings=tuple(
-            Finding(
-                f["code"],
-                Severity(f["severity"]),
-                Effect(f["effect"]),
-                f["subject"],
-                f["message"],
-                f["hint"],
-                silenced.get(str(i), ""),
-            )
-            for i, f in enumerate(document["findings"])
-        ),
+        findings=tuple(_finding(f, silenced.get(str(i), "")) for i, f in enumerate(document["findings"])),
         attempt=body["attempt"],
         modified=body["modified"],
         seen=tuple((str(n), int(s), float(m), e) for n, s, m, e in body["seen"]),
     )
+
+
+def _finding(f: Mapping[str, str], silenced: str) -> Finding:
+    """A finding as it was before somebody silenced it: the silence may have ended since."""
+    severity, message = Severity(f["severity"]), f["message"]
+    if silenced:
+        severity, message = CODES[f["code"]].severity, message.removesuffix(f" (silenced: {silenced})")
+    return Finding(f["code"], severity, Effect(f["effect"]), f["subject"], message, f["hint"])

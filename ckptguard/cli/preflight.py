@@ -7,10 +7,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptguard.cli._output import emit_json, guarded, parsed, say
+from ckptguard.cli._options import (
+    Also,
+    Cp,
+    DecisionId,
+    Depth,
+    Ep,
+    Grace,
+    Jobs,
+    Launch,
+    MaxAge,
+    MaxRate,
+    Optimizer,
+    Pp,
+    Precision,
+    Require,
+    SilenceCodes,
+    Timeout,
+    Tp,
+    WorldSize,
+    hard_limit,
+    look_options,
+)
+from ckptguard.cli._output import emit_json, guarded, say
 
 if TYPE_CHECKING:
     from ckptguard.inspect import Decision
+    from ckptguard.targets import Options
 
 EPILOG = """Examples:\n
   CKPT=$(ckptguard preflight runs/a) && torchrun train.py --resume "$CKPT"\n
@@ -26,18 +49,14 @@ def register(app: typer.Typer) -> None:
 
 def preflight(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's directory or s3://bucket/prefix.")],
-    depth: Annotated[str, typer.Option(help="How deep to look: listing, structure or content.")] = "content",
+    depth: Depth = "content",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No reasons on stderr.")] = False,
-    grace: Annotated[
-        str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")
-    ] = "0",
+    grace: Grace = "0",
     allow_lossy: Annotated[
         bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")
     ] = False,
-    require: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")
-    ] = None,
+    require: Require = None,
     no_fresh: Annotated[
         bool, typer.Option(help="A run without any checkpoint is a stop (1), not a fresh start (3).")
     ] = False,
@@ -57,37 +76,53 @@ def preflight(
             help="Bring a checkpoint on S3 into this local folder, proven, and print that path.",
         ),
     ] = None,
-    max_rate: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")
-    ] = None,
+    world_size: WorldSize = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    cp: Cp = None,
+    ep: Ep = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    launch: Launch = None,
+    decision_id: DecisionId = None,
+    max_age: MaxAge = None,
+    timeout: Timeout = None,
+    silence: SilenceCodes = None,
+    also: Also = None,
+    max_rate: MaxRate = None,
+    jobs: Jobs = None,
 ) -> None:
     """Go or no-go before a resume: prints the path to resume from, and on stderr why newer ones were passed over."""
     with guarded(json):
-        from ckptguard.cli._look import depth_of, progress
-        from ckptguard.errors import TargetNotFound
-        from ckptguard.inspect import Decision, Options, preflight
-        from ckptguard.units import parse_duration, parse_size
+        from ckptguard.plan import plan_of
 
         if undo:
             raise typer.Exit(_undo(run, quiet))
-        options = Options(
-            depth=depth_of(depth),
+        options = look_options(
+            depth=depth,
+            grace=grace,
+            require=require,
+            max_age=max_age,
+            timeout=timeout,
+            silence=silence,
+            also=also,
+            max_rate=max_rate,
             jobs=jobs,
-            grace=parsed(parse_duration, grace, "--grace"),
-            max_rate=parsed(parse_size, max_rate, "--max-rate"),
-            require=None if require is None else depth_of(require, "--require"),
+            quiet=quiet,
             allow_lossy=allow_lossy,
+            plan=plan_of(
+                launch,
+                world_size=world_size,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                ep=ep,
+                precision=precision,
+                optimizer=optimizer,
+            ),
         )
-        try:
-            with progress(run, quiet=quiet) as show:
-                decision = preflight(run, options, show)
-        except TargetNotFound:
-            if not allow_missing:
-                raise
-            decision = Decision("fresh", None, None, (f"{run} does not exist",))
+        with hard_limit(options, json):
+            decision = _decide(run, options, decision_id, allow_missing, quiet)
         if stage is not None and decision.resume_from is not None:
             decision = staged_decision(decision, stage)
         for reason in decision.reasons:
@@ -104,6 +139,29 @@ def preflight(
             say(f"ckptguard: {run} holds no checkpoint: a fresh run", quiet=quiet)
         sys.stdout.flush()
         raise typer.Exit({"resume": 0, "stop": 1, "fresh": 1 if no_fresh else 3}[decision.decision])
+
+
+def _decide(
+    run: str, options: Options, decision_id: str | None, allow_missing: bool, quiet: bool
+) -> Decision:
+    """The decision, made here; with an identity that of the first process that gave it."""
+    from ckptguard.cli._look import progress
+    from ckptguard.errors import TargetNotFound
+    from ckptguard.gate import ask
+    from ckptguard.inspect import Decision, preflight
+
+    with progress(run, quiet=quiet) as show:
+        if decision_id is not None:
+            answer = ask(
+                run, options, {}, decision_id=decision_id, allow_missing=allow_missing, progress=show
+            )
+            return answer.as_decision
+        try:
+            return preflight(run, options, show)
+        except TargetNotFound:
+            if not allow_missing:
+                raise
+            return Decision("fresh", None, None, (f"{run} does not exist",))
 
 
 def staged_decision(decision: Decision, folder: str) -> Decision:

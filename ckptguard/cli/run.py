@@ -11,7 +11,28 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ckptguard.cli._output import emit_json, fail, guarded, parsed, say
+from ckptguard.cli._options import (
+    Cp,
+    DecisionId,
+    Depth,
+    Ep,
+    Grace,
+    Jobs,
+    Launch,
+    MaxAge,
+    MaxRate,
+    Optimizer,
+    Pp,
+    Precision,
+    Require,
+    SilenceCodes,
+    Timeout,
+    Tp,
+    WorldSize,
+    hard_limit,
+    look_options,
+)
+from ckptguard.cli._output import emit_json, fail, guarded, say
 from ckptguard.errors import UsageError
 
 REFUSED = 78
@@ -52,71 +73,81 @@ def run(
             help="What to start; {checkpoint} is replaced, {{...}} dropped on a fresh run.",
         ),
     ],
-    depth: Annotated[str, typer.Option(help="How deep to look: listing, structure or content.")] = "content",
+    depth: Depth = "content",
     json: Annotated[
         bool,
         typer.Option(
-            "--json", help="The decision as one JSON document on stdout; COMMAND's output goes to stderr."
+            "--json", help="The decision as one document on stdout; COMMAND's output goes to stderr."
         ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No reasons on stderr.")] = False,
-    grace: Annotated[
-        str, typer.Option(help="An unfinished save changed within this time is being written, not broken.")
-    ] = "0",
+    grace: Grace = "0",
     allow_lossy: Annotated[
         bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")
     ] = False,
-    require: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="Anything less proven than this counts as unknown.")
-    ] = None,
+    require: Require = None,
     no_fresh: Annotated[
         bool, typer.Option(help="Refuse to start where there is no checkpoint to resume from.")
     ] = False,
     allow_missing: Annotated[bool, typer.Option(help="A RUN that does not exist is a fresh start.")] = False,
     stage: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Bring a checkpoint on S3 here, proven; {checkpoint} is its path there."
-        ),
+        typer.Option(metavar="DIR", help="Bring a checkpoint on S3 here, proven; {checkpoint} is its path."),
     ] = None,
-    decision_id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID", help="Names this start of the job for all its nodes, where no scheduler does."
-        ),
-    ] = None,
+    decision_id: DecisionId = None,
     alone: Annotated[
         bool, typer.Option(help="Decide for this process only, whatever the scheduler says of others.")
     ] = False,
-    max_rate: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Read at most this many bytes a second (200MB).")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")
-    ] = None,
+    world_size: WorldSize = None,
+    tp: Tp = None,
+    pp: Pp = None,
+    cp: Cp = None,
+    ep: Ep = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    launch: Launch = None,
+    max_age: MaxAge = None,
+    timeout: Timeout = None,
+    silence: SilenceCodes = None,
+    max_rate: MaxRate = None,
+    jobs: Jobs = None,
 ) -> None:
     """The gate in front of a training: looks, puts the checkpoint into COMMAND and runs it; refuses with 78."""
     from ckptguard.integrations.launcher import ending_by_signal
 
     with _refusing(), guarded(json), ending_by_signal():
-        from ckptguard.cli._look import depth_of, progress
+        from ckptguard.cli._look import progress
         from ckptguard.errors import Refused
         from ckptguard.gate import ask
         from ckptguard.identity import VARIABLE
-        from ckptguard.inspect import Options
         from ckptguard.integrations.arguments import HOLE, fill
-        from ckptguard.units import parse_duration, parse_size
+        from ckptguard.plan import plan_of
 
         fill(command, "")  # what is wrong with the command itself is said before anything is read
-        options = Options(
-            depth=depth_of(depth),
+        options = look_options(
+            depth=depth,
+            grace=grace,
+            require=require,
+            max_age=max_age,
+            timeout=timeout,
+            silence=silence,
+            also=None,
+            max_rate=max_rate,
             jobs=jobs,
-            grace=parsed(parse_duration, grace, "--grace"),
-            max_rate=parsed(parse_size, max_rate, "--max-rate"),
-            require=None if require is None else depth_of(require, "--require"),
+            quiet=quiet,
             allow_lossy=allow_lossy,
+            plan=plan_of(
+                launch,
+                world_size=world_size,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                ep=ep,
+                precision=precision,
+                optimizer=optimizer,
+            ),
         )
-        with progress(run, quiet=quiet) as show:
+        with hard_limit(options, json, REFUSED), progress(run, quiet=quiet) as show:
             answer = ask(
                 run,
                 options,
