@@ -21,6 +21,8 @@ from ckptguard.model import (
 from ckptguard.ports import Subject
 
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.weight$")
+# Names of rank files whose loss costs continuity, not the checkpoint.
+LOSSY_RANKS = ("rng_state", "random_states", "dl_state", "dataloader", "extra_state")
 SOFT_ROLES = frozenset({Role.TOKENIZER, Role.OTHER})
 
 

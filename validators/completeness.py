@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from ckptguard.codes import finding
 from ckptguard.model import Effect, Evidence, Finding, Severity
 from ckptguard.ports import Subject
-
-LOSSY_RANKS = ("rng_state", "random_states", "dl_state", "dataloader", "extra_state")
+from ckptguard.validators._base import LOSSY_RANKS
 
 
 class Completeness:

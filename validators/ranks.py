@@ -6,7 +6,7 @@ from ckptguard.codes import finding
 from ckptguard.layouts._ranks import RANK_FILES, RankFiles
 from ckptguard.model import Effect, Evidence, Finding, Severity
 from ckptguard.ports import Subject
-from ckptguard.validators.completeness import LOSSY_RANKS
+from ckptguard.validators._base import LOSSY_RANKS
 
 MOST = 16  # a lost node takes many ranks with it; one finding a rank up to here, then a count
 

@@ -137,7 +137,8 @@ def read(source: Source) -> Parsed:
         # A payload may stand where the metadata should: the names it calls must be kept.
         problems.append(Problem(e.code, "", str(e)))
     uses = tuple(
-        GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u for u in pickled.globals
+        GlobalUse(u.name, "allowed") if u.how == "built" and u.name in OWN_CLASSES else u
+        for u in pickled.globals
     )
     return Parsed("dcp-metadata", index, (), tuple(dict.fromkeys(uses)), tuple(problems))
 
