@@ -40,8 +40,7 @@ def add_megatron(builder: Builder, files: Mapping[str, FileFacts], prefix: str =
         _common(builder, _tree(files, prefix + COMMON), prefix + COMMON)
         return content
     if not is_mcore(content):
-        add_state(builder, content, content.tree())
-        _fsdp(builder, content)
+        _plain(builder, content)
         return content
     _completion(builder, files, prefix)
     objects = dict(sharded_objects(content))
@@ -331,9 +330,16 @@ def _count_objects(builder: Builder, content: Content) -> None:
             )
 
 
-def _fsdp(builder: Builder, content: Content) -> None:
-    """Megatron's plain DCP saves keep iteration and arguments as items of their own."""
-    flat = {name: value for name, value in content.objects.items() if "." not in name}
-    if "iteration" in flat or "args" in flat:
-        builder.counters = [c for c in builder.counters if c.name != "iteration"]
-        add_progress(builder, flat, content.files.get("iteration", content.prefix))
+def _plain(builder: Builder, content: Content) -> None:
+    """Megatron's plain DCP formats (Megatron-FSDP): its own state by name, iteration and arguments as items."""
+    tree = content.tree()
+    where = content.files.get("iteration", content.prefix + ".metadata")
+    add_progress(builder, {key: tree.pop(key, None) for key in ("iteration", "args")}, where)
+    schedule, generators = tree.pop("opt_param_scheduler", None), tree.pop("rng_state", None)
+    if isinstance(schedule, dict) and schedule:
+        add_schedule(builder, schedule, where)
+    for place in generators.values() if isinstance(generators, dict) else [generators]:
+        for streams in place if isinstance(place, list) else [place]:
+            if isinstance(streams, dict):
+                builder.add_rng({str(k): v for k, v in streams.items()}, where, len(builder.rngs))
+    add_state(builder, content, tree)

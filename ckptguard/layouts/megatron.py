@@ -63,8 +63,10 @@ class Megatron(LayoutBase):
         self, directory: Directory, files: list[ManifestFile], absences: list[Absence], format: str
     ) -> Manifest:
         files += rest_of(directory, files, directory.path)
+        names = directory.files.keys()
+        # Megatron's plain DCP formats have no metadata.json; whether this is one of them shows in the metadata only.
         finished = format == "torch" or (
-            CONFIG in directory.files and (format == "zarr" or is_committed(directory))
+            (CONFIG in names or COMMON not in names) and (format == "zarr" or is_committed(directory))
         )
         return Manifest(
             path=directory.path,

@@ -395,3 +395,11 @@ def test_torchtitan_loader_states_are_counted(titan_run: Path, copied: Copy, loo
     found = next(v for v in look(run).checkpoints if v.step == 4)
     assert found.resume is Resume.LOSSY
     assert "topology-mismatch" in codes(found)
+
+
+def test_a_rotation_that_was_cut_short_is_debris(titan_run: Path, copied: Copy, look: Look) -> None:
+    run = copied(titan_run)
+    drop(run / "checkpoint" / "step-2" / ".metadata")
+    report = look(run)
+    assert [v.step for v in report.checkpoints] == [4, 6]
+    assert {f.code for f in report.findings} == {"debris"}

@@ -89,6 +89,10 @@ def generator_of_one_rank_lost(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
+def rate_of_another_run(folder: Path) -> None:
+    change_common(folder, lambda c: c["optimizer"]["optimizer"]["param_groups"][0].update(lr=0.5))
+
+
 def stale_mark(folder: Path) -> None:
     """`metadata.json` of a finished save, data of a later one that was not."""
     at = (folder / "__0_0.distcp").stat().st_mtime - 7200
@@ -113,6 +117,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], set[str], str]] = {
     "schedule of another step": ("torch_dist", schedule_behind, {"step-mismatch"}, "common.pt"),
     "samples of another step": ("torch_dist", samples_of_another_step, {"data-position-mismatch"}, "common.pt"),
     "topology of another run": ("torch_dist", topology_of_another_run, {"topology-mismatch"}, "iter_0000004"),
+    "rate of another run": ("torch_dist", rate_of_another_run, {"lr-mismatch"}, "common.pt"),
     "a rank's generator lost": ("torch_dist", generator_of_one_rank_lost, {"missing-rank"}, "rng_state"),
     "stale completion mark": ("torch_dist", stale_mark, {"mixed-saves"}, ".distcp"),
     "shard of an earlier iteration": ("torch_dist", older_shard, {"mixed-saves"}, "__1_1.distcp"),
@@ -154,6 +159,32 @@ def test_the_tracker_is_followed(megatron_runs: Path, copied: Copy, look: Look) 
     assert "dangling-pointer" in {f.code for f in look(run).findings}
     (run / "latest_checkpointed_iteration.txt").write_text("")
     assert {f.code for f in look(run).findings if f.loud} & {"dangling-pointer", "stale-pointer"}
+
+
+def test_the_plain_dcp_formats_need_no_completion_mark(tmp_path: Path, verdict: Judge) -> None:
+    """Megatron-FSDP saves plain DCP into iter_N, with iteration and arguments as items, and no metadata.json."""
+    import argparse
+
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    weight = torch.arange(1.0, 7.0).reshape(2, 3)
+    state = {
+        "model": {"module.w": weight},
+        "optimizer": {
+            "state": {
+                "module.w": {"step": torch.tensor(3.0), "exp_avg": weight * 0.1, "exp_avg_sq": weight * 0.01}
+            },
+            "param_groups": [{"lr": 0.1, "params": ["module.w"]}],
+        },
+        "opt_param_scheduler": {"max_lr": 0.1, "min_lr": 0.0, "num_steps": 24},
+        "rng_state": {"(0, 0)": {"torch_rng_state": torch.get_rng_state()}},
+        "iteration": 3,
+        "args": argparse.Namespace(consumed_train_samples=24, global_batch_size=8),
+    }
+    dcp.save(state, checkpoint_id=tmp_path / "run" / "iter_0000003", no_dist=True)
+    found = verdict(tmp_path / "run")
+    assert (found.layout, found.step, found.resume, codes(found)) == ("megatron", 3, Resume.EXACT, set())
 
 
 # --- masters ------------------------------------------------------------------------------------------
