@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ckptguard.codes import finding
 from ckptguard.model import Effect, Evidence, Finding, Role, Severity
 from ckptguard.ports import Subject
+from ckptguard.validators._base import comparable
 
 
 class TrainerState:
@@ -24,6 +25,16 @@ class TrainerState:
     def run(self, subject: Subject) -> Iterator[Finding]:
         manifest = subject.facts.manifest
         if "trainer_state" not in manifest.carries or manifest.by_role(Role.TRAINER_STATE):
+            return
+        siblings = comparable(subject)
+        if len(siblings) >= 2 and not any(s.manifest.by_role(Role.TRAINER_STATE) for s in siblings):
+            yield finding(
+                "missing-trainer-state",
+                manifest.path,
+                f"{manifest.path} has no trainer state, as none of the run has: it was not the Trainer that saved it",
+                severity=Severity.INFO,
+                effect=Effect.LOSSY,
+            )
             return
         refuses = manifest.layout == "hf-trainer"
         yield finding(

@@ -13,7 +13,17 @@ from typing import Any
 from ckptguard.formats.pickles import Opaque
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._base import LayoutBase, is_temporary, rest_of, series_of
-from ckptguard.layouts._hf import add_config, add_tokenizer, add_weights, weight_files
+from ckptguard.layouts._hf import (
+    CONFIGS,
+    INDEX,
+    SHARD,
+    TOKENIZERS,
+    WEIGHTS,
+    add_config,
+    add_tokenizer,
+    add_weights,
+    weight_files,
+)
 from ckptguard.layouts._hf_parallel import add_parallel, parallel_absences, parallel_files
 from ckptguard.layouts._nested import NESTED, nested_files, nested_in
 from ckptguard.layouts._state import Builder, integer, is_optimizer, scalar
@@ -84,8 +94,9 @@ class HfTrainer(LayoutBase):
             return True
         if "training_args.bin" in names and {"optimizer.pt", "scheduler.pt"} & names:
             return True
-        # A save that was killed early has nothing but its name and some weights.
-        return bool(NAME.match(directory.name)) and "random_states_0.pkl" not in names and bool(names)
+        # A save that was killed early has nothing but its name and what the Trainer writes first; loops of
+        # people's own use the same directory names for files of theirs.
+        return bool(NAME.match(directory.name)) and bool(names) and all(map(_is_trainers, names))
 
     @staticmethod
     def _absences(files: Sequence[ManifestFile], unfinished: bool) -> list[Absence]:
@@ -166,6 +177,26 @@ class HfTrainer(LayoutBase):
         builder.attributes["optimizer_name"] = (
             optim.args[0] if isinstance(optim, Opaque) and optim.args else None
         )
+
+
+def _is_trainers(name: str) -> bool:
+    """Whether the Trainer writes files of this name."""
+    return (
+        name in RULES
+        or name
+        in (
+            *CONFIGS,
+            *TOKENIZERS,
+            "generation_config.json",
+            "README.md",
+            UNFINISHED,
+            "latest",
+            "zero_to_fp32.py",
+            "zero_to_torch.py",
+        )
+        or bool(RNG.match(name) or WEIGHTS.match(name) or SHARD.match(name) or INDEX.match(name))
+        or is_temporary(name)
+    )
 
 
 def _tree(files: Mapping[str, FileFacts], name: str) -> Any:

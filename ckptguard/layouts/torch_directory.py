@@ -48,6 +48,7 @@ class TorchDirectory(LayoutBase):
                 temporary=is_temporary(directory.name),
                 finished=not is_temporary(directory.name),
                 series=series_of(directory.name),
+                attributes={"own_loop": True},
             ),
         )
 

@@ -127,6 +127,7 @@ class TorchFile(LayoutBase):
             carries=frozenset({"model", "optimizer", "rng"}),
             absences=rank_absences(files),
             series=series_of(main.name),
+            attributes={"own_loop": True},
         )
 
     def interpret(self, manifest: Manifest, files: Mapping[str, FileFacts]) -> State:
