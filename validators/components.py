@@ -101,6 +101,8 @@ class Components:
             return False
         if len(siblings) >= 2 or manifest.attributes.get("one_file") or manifest.attributes.get("indexed"):
             return True  # out of one file, or one index, nothing can be lost that was in it
+        if manifest.attributes.get("own_loop") and name != "optimizer":
+            return True  # no convention says that a loop of people's own saves it
         switched = [part for part in SWITCHED_TOGETHER if part in manifest.carries]
         return name in switched and not any(_has(facts, part) for part in switched)
 

@@ -148,3 +148,23 @@ def test_seal_refuses_another_content_without_force(run, command):
     result = command("seal", path)
     assert result.exit_code == 1
     assert "digest-mismatch" in result.stderr or "sealed before" in result.stderr
+
+
+def test_a_loops_own_checkpoint_directories_are_not_the_trainers(tmp_path, command, trained):
+    """People name directories checkpoint-N as the Trainer does, and save what they like in them."""
+    import torch
+
+    for step in (10, 20):
+        state = torch.load(trained / f"ckpt_{step}.pt", weights_only=False)
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save(state["model"], folder / "model.pt")
+        torch.save(state["optimizer"], folder / "optimizer.pt")
+        (folder / "training_state.json").write_text(f'{{"step": {step}}}')
+    document = command("audit", tmp_path, "--grace", "0", "--json").document
+    assert [(c["layout"], c["step"], c["resume"]) for c in document["checkpoints"]] == [
+        ("torch-file", 10, "lossy"),
+        ("torch-file", 20, "lossy"),
+    ]
+    assert {f["severity"] for c in document["checkpoints"] for f in c["findings"]} == {"info"}
+    assert document["resume_from"] == f"{tmp_path}/checkpoint-20"
