@@ -131,6 +131,8 @@ def _rebuild_from_type(machine: Machine, function: Any, cls: Any, args: Any, sta
     made = machine.call(function, args)
     if isinstance(made, Tensor) and isinstance(cls, Name) and cls.full not in _PLAIN_TENSORS:
         return Opaque(cls.full, (made,), state)
+    if isinstance(made, Opaque) and made.state is None:
+        made.state = state  # a wrapper (DTensor) keeps the tensor that it wraps there
     return made
 
 
