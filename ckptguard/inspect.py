@@ -117,9 +117,8 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         if not look.manifests and not look.leftovers and not has_history(look.opened.store):
             return Decision("fresh", None, report, ("no checkpoint was ever seen here",))
         return Decision("stop", None, replace(report, resume_from=None), tuple(passed_over(report)))
-    return Decision(
-        "resume", chosen.path, replace(report, resume_from=chosen.path), tuple(passed_over(report))
-    )
+    report = replace(report, resume_from=chosen.path)
+    return Decision("resume", chosen.path, report, (*passed_over(report), *launch_losses(chosen)))
 
 
 def passed_over(report: RunReport) -> list[str]:
@@ -134,6 +133,11 @@ def passed_over(report: RunReport) -> list[str]:
         words = "; ".join(f"{f.code}: {f.message}" for f in worst[:3])
         reasons.append(f"{verdict.path} is {verdict.resume}: {words}")
     return reasons
+
+
+def launch_losses(chosen: Verdict) -> list[str]:
+    """What the planned launch would lose of the checkpoint that is resumed from."""
+    return [f"{chosen.path}: {f.message}" for f in chosen.findings if f.code == "launch-mismatch"]
 
 
 def has_history(store: Store) -> bool:

@@ -161,7 +161,7 @@ def _precision(text: str) -> str:
 
 
 def family_of(name: str) -> str:
-    """The family of an optimizer by what people call it: adamw_torch_fused and FusedAdam are adam."""
+    """The family of an optimizer by what people call it: adamw_torch_fused and FusedAdam are adam, adamw_8bit is not."""
     plain = name.lower().replace("-", "").replace("_", "")
     for family in (
         "adafactor",
@@ -179,4 +179,6 @@ def family_of(name: str) -> str:
     ):
         if family in plain:
             return family
-    return "adam" if "adam" in plain else plain
+    if "adam" in plain:
+        return "adam8bit" if "8bit" in plain or "bnb" in plain else "adam"
+    return plain

@@ -88,6 +88,37 @@ def optimizer_step(facts: CheckpointFacts) -> int | None:
     return int(max(steps)) if steps else None
 
 
+# Which optimizers keep a value of this name for each parameter. What several keep is listed last.
+_FAMILIES: tuple[tuple[frozenset[str], frozenset[str]], ...] = tuple(
+    (frozenset(names.split()), frozenset(families.split()))
+    for names, families in (
+        ("exp_avg_sq_row", "adafactor"),
+        ("exp_avg_sq_col", "adafactor"),
+        ("state1 qmap1", "adam8bit"),
+        ("state1 absmax1", "adam8bit"),
+        ("z exp_avg_sq", "schedulefree"),
+        ("exp_inf", "adamax"),
+        ("exp_avg exp_avg_sq", "adam"),
+        ("square_avg", "rmsprop"),
+        ("sum", "adagrad"),
+        ("momentum_buffer", "sgd muon"),
+        ("exp_avg", "lion"),
+    )
+)
+
+
+def state_families(optimizer: OptimizerState) -> frozenset[str]:
+    """The optimizers that may have written a state, by the names of its values; empty where they say nothing.
+
+    One that treats matrices and vectors differently (Muon with AdamW) has the families of both.
+    """
+    found: set[str] = set()
+    for state in optimizer.states:
+        names = state.values.keys()
+        found |= next((families for wanted, families in _FAMILIES if wanted <= names), frozenset())
+    return frozenset(found)
+
+
 def number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None

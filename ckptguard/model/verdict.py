@@ -85,8 +85,10 @@ class Verdict:
         """Exact, or lossy in nothing but what the run is configured not to save (those findings are info)."""
         if self.resume is Resume.EXACT:
             return True
+        # What the planned launch would lose is lost with every checkpoint of the run.
         return self.resume is Resume.LOSSY and not any(
-            f.effect is Effect.LOSSY and (f.loud or f.silenced) for f in self.findings
+            f.effect is Effect.LOSSY and (f.loud or f.silenced) and f.code != "launch-mismatch"
+            for f in self.findings
         )
 
 
