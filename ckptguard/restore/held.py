@@ -6,6 +6,7 @@ Runs in the child process. The first is what restored objects are compared with:
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,9 @@ from ckptguard.storage.local import LocalStore
 
 METADATA = ".metadata"
 """The index of a distributed checkpoint, which stands for all its shards."""
+
+
+MAPPED = 1 << 30
 
 
 class Refused(CkptguardError):
@@ -267,8 +271,10 @@ def _load_file(path: FilePath) -> Any:
         return load_file(path)
     import torch
 
+    # A large file is mapped, so that what is loaded from it is in memory once.
+    mapped = path.stat().st_size >= MAPPED and zipfile.is_zipfile(path)
     with torch.serialization.safe_globals(_harmless()):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _harmless() -> list[Any]:

@@ -56,6 +56,7 @@ class Target:
     batches: Path | None = None
     environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     gaps: tuple[str, ...] = ()
+    processes: int = 1
 
     @property
     def name(self) -> str:
@@ -110,6 +111,7 @@ def find_target(given: str, log: str | None = None, staged: Path | None = None) 
         batches=batches if batches.is_file() else None,
         environment=recorded_environment(seal, rows),
         gaps=manifest.gaps if manifest is not None else (),
+        processes=_processes(path, seal),
     )
 
 
@@ -235,6 +237,18 @@ def _siblings(path: Path, manifests: Sequence[Manifest]) -> tuple[Sibling, ...]:
         if step is not None:
             found.append(Sibling(other, step))
     return tuple(found)
+
+
+def _processes(path: Path, seal: Seal | None) -> int:
+    """How many processes trained: as recorded, else by the generators' files that each of them writes."""
+    if seal is not None:
+        stated = seal.topology.get("world_size") or seal.definitions.get("world_size")
+        if isinstance(stated, int) and stated > 0:
+            return stated
+    files = (
+        list(path.glob("rng_state_*.pth")) + list(path.glob("random_states_*.pkl")) if path.is_dir() else []
+    )
+    return max(1, len(files))
 
 
 # --- what was recorded --------------------------------------------------------------------------------------

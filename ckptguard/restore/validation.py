@@ -68,6 +68,9 @@ def validate(request: Request, progress: Progress = lambda text: None) -> Restor
 def _validate(request: Request, path: Path, against: Path | None, progress: Progress) -> RestoreReport:
     began = time.monotonic()
     target = find_target(request.checkpoint, request.log, path)
+    if request.command is None and target.processes > 1:
+        # Each consumed other batches and drew other numbers: what one process replays is another training.
+        target = replace(target, rows=())
     later = _later(request, target, against)
     if request.command is not None:
         others = tuple((s.path, s.step) for s in _good_candidates(target))
@@ -81,7 +84,7 @@ def _validate(request: Request, path: Path, against: Path | None, progress: Prog
     order = _order(request, target, later)
     trials = _trials(request, order, target.gaps, run_once, progress)
     _blame_recipe_for_misfit(target, trials[0])
-    recorded = _recorded(target, later, order)
+    recorded = _recorded(request, target, later, order)
     if later is not None and (why := _distrust(later, trials[0])):
         recorded = replace(recorded, against=None, not_run=(*recorded.not_run, NotRun("against", why)))
     if needs_calibration(recorded, trials):
@@ -116,6 +119,8 @@ def _check(request: Request) -> None:
 def _later(request: Request, target: Target, against: Path | None) -> Later | None:
     if request.command is not None:
         return None  # its objects are not to be seen
+    if target.processes > 1:
+        return None  # one process cannot continue what several computed
     if against is None:
         rows = continuation(target.rows, target.step, target.attempt) if target.step is not None else ()
         near = target.next_within(request.steps * (1 if rows else FAR))
@@ -164,7 +169,7 @@ def _trials(
     return trials
 
 
-def _recorded(target: Target, later: Later | None, order: Order) -> Recorded:
+def _recorded(request: Request, target: Target, later: Later | None, order: Order) -> Recorded:
     rows = continuation(target.rows, target.step, target.attempt) if target.step is not None else ()
     not_run = []
     if target.seal_trouble:
@@ -178,8 +183,15 @@ def _recorded(target: Target, later: Later | None, order: Order) -> Recorded:
     if order.until is None:
         not_run.append(NotRun("against", "no later checkpoint within a few steps"))
     seal = target.seal
-    draws = {}
-    if seal is not None:
+    draws: dict[str, tuple[str, ...]] = {}
+    if request.command is None and target.processes > 1:
+        not_run.append(
+            NotRun(
+                "replay",
+                f"{target.processes} processes trained it, and a recipe is one: use --command with a launcher",
+            )
+        )
+    elif seal is not None:
         draws = {stream: tuple(words) for stream, words in seal.rng.get("0", {}).items()}
     return Recorded(
         checkpoint=target.given,

@@ -16,22 +16,27 @@ from ckptguard.errors import RecipeError
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def plain_loop():
-    spec = importlib.util.spec_from_file_location("plain_loop", RECIPES / "plain_loop.py")
+def recipes_in(name: str):
+    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def train(run: Path, save, steps: int = 18, every: int = 6) -> Path:
-    """The plain loop with another way to save."""
+def train(run: Path, save, steps: int = 18, every: int = 6, loop=None) -> Path:
+    """The plain loop (or another) with another way to save."""
     run.mkdir(parents=True)
-    loops = plain_loop()
-    loop, parts = loops.Loop(), loops.Loop().build("cpu")
+    loops = recipes_in("plain_loop")
+    loop = loop or loops.Loop()
+    parts = loop.build("cpu")
     with (run / "log.jsonl").open("w") as log:
         for step in range(1, steps + 1):
             numbers = loop.step(parts)
-            del numbers["batch"]
+            numbers = {
+                "loss": float(numbers["loss"].detach())
+                if hasattr(numbers["loss"], "detach")
+                else numbers["loss"]
+            }
             log.write(json.dumps({"step": step, **numbers}) + "\n")
             if step % every == 0:
                 save(run / f"step-{step}", parts, loops.state_of(parts, step))
@@ -72,6 +77,24 @@ def test_a_directory_of_files_named_by_their_component(here, recipe, tmp_path):
     run = train(tmp_path / "run", save)
     report = here(run / "step-6", recipe("plain_loop:Loop"))
     assert (report.result, report.bitwise) == ("continuous", True)
+
+
+def test_torchdatas_stateful_loader_goes_on_across_an_epoch(here, recipe, tmp_path):
+    pytest.importorskip("torchdata")
+    loop = recipes_in("stateful_loader").Loop()
+    run = train(
+        tmp_path / "run", lambda path, parts, state: torch.save(state, path.with_suffix(".pt")), loop=loop
+    )
+    report = here(run / "step-6.pt", recipe("stateful_loader:Loop"))
+    assert (report.result, report.bitwise, report.against) == ("continuous", True, "step-12.pt")
+
+
+@pytest.mark.hf
+def test_what_accelerate_saves(here, recipe, tmp_path):
+    loop = recipes_in("stateful_loader").Accelerated()
+    run = train(tmp_path / "run", lambda path, parts, state: loop.accelerator.save_state(path), loop=loop)
+    report = here(run / "step-6", recipe("stateful_loader:Accelerated"))
+    assert (report.result, report.bitwise, report.layout) == ("continuous", True, "accelerate")
 
 
 def test_wrapped_names_and_classes_of_the_users_own(here, recipe, tmp_path):

@@ -119,3 +119,13 @@ def test_a_model_that_does_not_fit_a_checkpoint_which_fits_its_config_is_the_rec
     with pytest.raises(RecipeError, match=r"model does not fit.*size mismatch") as raised:
         here(alone / "checkpoint-15", recipe("hf_trainer:make_wider_trainer"))
     assert "fits its own config.json" in raised.value.hint
+
+
+def test_what_several_processes_trained_is_not_accused_by_one(here, recipe, run, copy):
+    several = copy(run)
+    for checkpoint in several.glob("checkpoint-*"):
+        shutil.copy2(checkpoint / "rng_state.pth", checkpoint / "rng_state_1.pth")
+        (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    report = here(several / "checkpoint-15", recipe("hf_trainer:make_trainer"), steps=2)
+    assert (report.result, report.findings) == ("unproven", ())
+    assert any("2 processes trained it" in gap.why for gap in report.not_run)
