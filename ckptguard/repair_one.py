@@ -8,10 +8,11 @@ from typing import Any
 
 from ckptguard.errors import FormatError, NothingRecognised, Refused, TargetNotFound, UsageError
 from ckptguard.inspect import Options, audit
+from ckptguard.mending import apply_repair, drop_damaged
 from ckptguard.model import Entry, Manifest, Resume, Verdict
 from ckptguard.places import Place, join, keeps, place_of, split_name
 from ckptguard.ports import Store
-from ckptguard.repair import RepairPlan, apply_repair, drop_damaged, plan_repair
+from ckptguard.repair import RepairPlan, plan_repair
 from ckptguard.replica_look import list_tree
 from ckptguard.seals import Seal, read_seal
 from ckptguard.storage.local import LocalStore

@@ -34,7 +34,7 @@ def adopt_or_begin(store: S3Store, key: str, size: int, source: str, replace: En
     record = f"{RECORDS}/{key}.json"
     upload = _adopt(store, key, size, source, record, replace)
     if upload is None:
-        begun = store._call(
+        begun = store.call(
             "create_multipart_upload", key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
         )
         upload = MultipartUpload(store, key, begun["UploadId"], part_size(size), record, replace)
@@ -82,7 +82,7 @@ class SinglePut:
         return PartReceipt(number, len(data), "", crc64nvme=crc64(data))
 
     def finish(self, parts: Mapping[int, PartReceipt], crc64nvme: str) -> Entry:
-        self._store._call(
+        self._store.call(
             "put_object", self._key, Body=self._data, ChecksumCRC64NVME=crc64nvme, **_condition(self._replace)
         )
         return self._store.stat(self._key)
@@ -113,7 +113,7 @@ class MultipartUpload:
     def load(self) -> None:
         """Find out which parts are there. Raises StoreError when there is no such upload any more."""
         where, full = self._store.location.url(self._key), self._store.location.key(self._key)
-        for page in self._store._pages("list_parts", where, Key=full, UploadId=self._id):
+        for page in self._store.pages("list_parts", where, Key=full, UploadId=self._id):
             for part in page.get("Parts", ()):
                 number, tag = part["PartNumber"], part["ETag"].strip('"')
                 self._received[number] = PartReceipt(
@@ -126,7 +126,7 @@ class MultipartUpload:
     def send(self, number: int, data: memoryview) -> PartReceipt:
         checksum = crc64(data)
         # The client wants something it can read again when it repeats the request.
-        answer = self._store._call(
+        answer = self._store.call(
             "upload_part",
             self._key,
             UploadId=self._id,
@@ -146,7 +146,7 @@ class MultipartUpload:
             }
             for n, p in sorted(parts.items())
         ]
-        self._store._call(
+        self._store.call(
             "complete_multipart_upload",
             self._key,
             UploadId=self._id,
@@ -159,7 +159,7 @@ class MultipartUpload:
         return self._store.stat(self._key)
 
     def abort(self) -> None:
-        self._store._call("abort_multipart_upload", self._key, UploadId=self._id)
+        self._store.call("abort_multipart_upload", self._key, UploadId=self._id)
         self._forget_record()
 
     def close(self) -> None:

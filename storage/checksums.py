@@ -132,7 +132,8 @@ def _digest(store: Store, key: str, start: int, length: int, algorithm: str) -> 
         piece = buffer[: min(BUFFER, start + length - at)]
         store.readinto(key, at, piece)
         hasher.update(piece)
-    return hasher.digest()
+    digest: bytes = hasher.digest()
+    return digest
 
 
 class _Crc:

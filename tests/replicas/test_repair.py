@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ckptguard.errors import Refused
+from ckptguard.mending import apply_repair, drop_damaged
 from ckptguard.model import Manifest
-from ckptguard.repair import RepairPlan, apply_repair, drop_damaged, plan_repair
+from ckptguard.repair import RepairPlan, plan_repair
 from ckptguard.replica_look import list_tree
 from ckptguard.replicate import replicate
 from ckptguard.seals import Seal, read_seal, seal_file, write_seal
