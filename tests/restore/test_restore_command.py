@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from ckptguard.codes import finding
 from ckptguard.model import Evidence, NotRun
@@ -36,29 +37,37 @@ def test_proven_continuous_exits_0_with_document_and_page(recipe, recorded_run, 
     assert "bit for bit" in html and html.count("<svg") == 4
 
 
-def test_damage_exits_1_and_names_it_to_people(recipe, recorded_run, copy):
-    import torch
+@pytest.fixture
+def command(here):
+    """The command in this process, its trials too: `command(*arguments)`."""
+    from typer.testing import CliRunner
 
+    from ckptguard.cli import build_app
+
+    app = build_app()
+    return lambda *arguments: CliRunner().invoke(app, ["restore", *map(str, arguments)])
+
+
+def test_damage_exits_1_and_names_it_to_people(command, recipe, recorded_run, copy):
     run = copy(recorded_run)
     state = torch.load(run / "ckpt_12.pt", weights_only=False)
     del state["scheduler"]
     torch.save(state, run / "ckpt_12.pt")
-    done = restore(run / "ckpt_12.pt", "--recipe", recipe("plain_loop:Loop"))
-    assert done.returncode == 1
+    done = command(run / "ckpt_12.pt", "--recipe", recipe("plain_loop:Loop"))
+    assert done.exit_code == 1
     assert "Failed" in done.stdout.splitlines()[0] and "nothing for scheduler" in done.stdout
     assert "DIFFERS" in done.stdout and "What to do:" in done.stdout
 
 
-def test_without_a_later_step_it_exits_3(recipe, logged_run):
-    done = restore(logged_run / "ckpt_24.pt", "--recipe", recipe("plain_loop:Loop"), "--quiet")
-    assert (done.returncode, done.stderr) == (3, "")
+def test_without_a_later_step_it_exits_3(command, recipe, logged_run):
+    done = command(logged_run / "ckpt_24.pt", "--recipe", recipe("plain_loop:Loop"), "--quiet")
+    assert (done.exit_code, done.stderr) == (3, "")
     assert len(done.stdout.splitlines()) == 1 and "Unproven" in done.stdout
 
 
 @pytest.mark.parametrize(
     "name, options, code",
     [
-        ("Raises", (), "recipe"),
         ("Hangs", ("--timeout", "4s"), "timeout"),
         ("EatsMemory", ("--max-memory", "700MB"), "memory"),
     ],
@@ -70,14 +79,15 @@ def test_what_is_not_the_checkpoints_fault_exits_2(recipe, logged_run, name, opt
     assert error["code"] == code and error["message"] and error["hint"]
 
 
-def test_usage_and_absence_exit_2(recipe, logged_run):
+def test_usage_and_absence_exit_2(command, recipe, logged_run):
     for arguments, code in [
         ((logged_run / "ckpt_12.pt",), "usage"),
         ((logged_run / "ckpt_99.pt", "--recipe", recipe("plain_loop:Loop")), "not-found"),
         ((logged_run / "ckpt_12.pt", "--recipe", "x.py:Y", "--timeout", "soon"), "usage"),
+        ((logged_run / "ckpt_12.pt", "--recipe", recipe("plain_loop:Raises")), "recipe"),
     ]:
-        done = restore(*arguments, "--json")
-        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, code)
+        done = command(*arguments, "--json")
+        assert (done.exit_code, json.loads(done.stdout)["error"]["code"]) == (2, code)
 
 
 # --- the page ---------------------------------------------------------------------------------------------
