@@ -84,6 +84,10 @@ class ReadAhead(Wrapper):
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
         if 0 < len(buffer) <= WINDOW // 2 and self._from_window(key, start, buffer):
             return
+        if len(buffer) >= CHUNK:
+            # Whoever reads so much at once reads in parallel himself.
+            self.inner.readinto(key, start, buffer)
+            return
         self._plan(key, start, len(buffer))
         done = 0
         while done < len(buffer):
