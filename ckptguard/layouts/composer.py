@@ -66,17 +66,19 @@ class Composer(LayoutBase):
             ManifestFile(e.name, e, Role.BUNDLE, "opaque" if sealed else "torch", rank) for rank, e in members
         )
         attributes = {"one_file": True, "speaks": True, "compressed": sealed}
-        return self._manifest(first.key, first.name, files, attributes=attributes)
+        # What cannot be looked into cannot be said to lack anything.
+        carries = frozenset[str]() if sealed else CARRIES
+        return self._manifest(first.key, first.name, files, attributes=attributes, carries=carries)
 
     def _manifest(self, path: str, name: str, files: tuple[ManifestFile, ...], **more: object) -> Manifest:
         match = NAME.search(name)
         finished = more.pop("finished", True)
+        more.setdefault("carries", CARRIES)
         return Manifest(
             path=path,
             layout=self.name,
             files=files,
             step=int(match["batch"]) if match else None,
-            carries=CARRIES,
             gaps=GAPS,
             temporary=is_temporary(name),
             finished=bool(finished) and not is_temporary(name),
