@@ -54,6 +54,7 @@ class Look:
         self.gone: list[str] = []
         self._log: tuple[LogRow, ...] | None = None
         self._recorded: dict[str, Verdict | None] = {}
+        self._unsafe: set[str] = set()
 
     @property
     def log(self) -> tuple[LogRow, ...]:
@@ -132,12 +133,16 @@ class Look:
         return CheckpointFacts(manifest, files, state, depth, seal)
 
     def _seal(self, manifest: Manifest) -> Seal | None:
-        root = self.run.root.path
-        relative = manifest.path[len(root) + 1 :] if root else manifest.path
-        try:
-            return read_seal(self.opened.store, root, relative)
-        except (FormatError, StoreError):
-            return None
+        """The checkpoint's seal: below the run, or below its own folder, where a seal by the checkpoint's path lies."""
+        for root in dict.fromkeys((self.run.root.path, manifest.path.rpartition("/")[0])):
+            relative = manifest.path[len(root) + 1 :] if root else manifest.path
+            try:
+                seal = read_seal(self.opened.store, root, relative)
+            except (FormatError, StoreError):
+                continue
+            if seal is not None:
+                return seal
+        return None
 
     def _changed(self, facts: CheckpointFacts) -> bool:
         store, files = self.opened.store, facts.manifest.files
@@ -169,6 +174,7 @@ class Look:
     # --- judging ------------------------------------------------------------------------------------
 
     def verdict(self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Verdict:
+        """Judge one checkpoint among its siblings. Judged oldest first, none is compared with one found unsafe."""
         subject = Subject(
             facts,
             tuple(siblings),
@@ -177,6 +183,7 @@ class Look:
             self.options.grace,
             self.opened.store,
             self.options.plan,
+            frozenset(self._unsafe),
         )
         findings, coverage = run_checkpoint_checks(subject)
         earlier = self.recorded(facts.manifest) if facts.evidence < self.options.depth else None
@@ -190,6 +197,8 @@ class Look:
             required=self.options.require if earlier is None else None,
             health=health_at(self.log or facts.state.log, facts.step),
         )
+        if fresh.resume is Resume.UNSAFE:
+            self._unsafe.add(facts.path)
         if earlier is None:
             return fresh
         found = [silence(f, self.options.silenced) for f in earlier.findings]

@@ -125,7 +125,7 @@ def _at(tree: Mapping[str, Any], *path: str) -> int | None:
 
 def _mark_absent(builder: Builder, tree: Mapping[str, Any]) -> None:
     """What the file itself says was not to be saved, or never existed."""
-    if VERSION in tree and "optimizer_states" not in tree and not builder.optimizers:
+    if VERSION in tree and not {"optimizer_states", "lr_schedulers"} & tree.keys() and not builder.optimizers:
         builder.attributes["model_only"] = True  # save_weights_only
     groups = [g for o in builder.optimizers for g in o.groups]
     if groups and not builder.schedulers and not any("initial_lr" in g.options for g in groups):
