@@ -54,6 +54,8 @@ def main() -> None:
         if "--json" in sys.argv:
             from ckptguard.cli._output import emit_json
 
-            emit_json({"schema": 1, "error": {"code": "usage", "message": message, "hint": "ckptguard --help"}})
+            emit_json(
+                {"schema": 1, "error": {"code": "usage", "message": message, "hint": "ckptguard --help"}}
+            )
         print(f"ckptguard: {message}\n  ckptguard COMMAND --help shows what it takes", file=sys.stderr)
         sys.exit(2)

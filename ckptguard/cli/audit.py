@@ -50,10 +50,15 @@ def audit(
     ] = False,
     grace: Grace = "15m",
     strict: Annotated[
-        bool, typer.Option(help="Every warning and error counts for the exit status, those of the run too.")
+        bool,
+        typer.Option(
+            "--strict", help="Every warning and error counts for the exit status, those of the run too."
+        ),
     ] = False,
     require: Require = None,
-    record: Annotated[bool, typer.Option(help="Keep the verdicts under RUN/.ckptguard/verdicts/.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the verdicts under RUN/.ckptguard/verdicts/.")
+    ] = False,
     max_age: MaxAge = None,
     timeout: Timeout = None,
     silence: SilenceCodes = None,

@@ -54,20 +54,22 @@ def preflight(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No reasons on stderr.")] = False,
     grace: Grace = "0",
     allow_lossy: Annotated[
-        bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")
+        bool,
+        typer.Option("--allow-lossy", help="Accept a checkpoint that has lost more than the run's others."),
     ] = False,
     require: Require = None,
     no_fresh: Annotated[
-        bool, typer.Option(help="A run without any checkpoint is a stop (1), not a fresh start (3).")
+        bool,
+        typer.Option("--no-fresh", help="A run without any checkpoint is a stop (1), not a fresh start (3)."),
     ] = False,
     allow_missing: Annotated[
-        bool, typer.Option(help="A RUN that does not exist is a fresh start (3).")
+        bool, typer.Option("--allow-missing", help="A RUN that does not exist is a fresh start (3).")
     ] = False,
     quarantine: Annotated[
-        bool, typer.Option(help="Move unsafe checkpoints under RUN/.ckptguard/quarantine/.")
+        bool, typer.Option("--quarantine", help="Move unsafe checkpoints under RUN/.ckptguard/quarantine/.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option(help="Bring quarantined checkpoints back, and do nothing else.")
+        bool, typer.Option("--undo", help="Bring quarantined checkpoints back, and do nothing else.")
     ] = False,
     stage: Annotated[
         str | None,

@@ -34,7 +34,8 @@ def replicate(
     overwrite: Annotated[
         bool,
         typer.Option(
-            help="Replace files of the destination that hold other bytes; else they are left and exit is 1."
+            "--overwrite",
+            help="Replace files of the destination that hold other bytes; else they are left and exit is 1.",
         ),
     ] = False,
     grace: Annotated[

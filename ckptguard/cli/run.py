@@ -83,20 +83,24 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No reasons on stderr.")] = False,
     grace: Grace = "0",
     allow_lossy: Annotated[
-        bool, typer.Option(help="Accept a checkpoint that has lost more than the run's others.")
+        bool,
+        typer.Option("--allow-lossy", help="Accept a checkpoint that has lost more than the run's others."),
     ] = False,
     require: Require = None,
     no_fresh: Annotated[
-        bool, typer.Option(help="Refuse to start where there is no checkpoint to resume from.")
+        bool, typer.Option("--no-fresh", help="Refuse to start where there is no checkpoint to resume from.")
     ] = False,
-    allow_missing: Annotated[bool, typer.Option(help="A RUN that does not exist is a fresh start.")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="A RUN that does not exist is a fresh start.")
+    ] = False,
     stage: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Bring a checkpoint on S3 here, proven; {checkpoint} is its path."),
     ] = None,
     decision_id: DecisionId = None,
     alone: Annotated[
-        bool, typer.Option(help="Decide for this process only, whatever the scheduler says of others.")
+        bool,
+        typer.Option("--alone", help="Decide for this process only, whatever the scheduler says of others."),
     ] = False,
     world_size: WorldSize = None,
     tp: Tp = None,

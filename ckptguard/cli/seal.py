@@ -24,9 +24,9 @@ def seal(
         list[str],
         typer.Argument(metavar="CHECKPOINT...", help="Checkpoints to seal: local paths or s3:// prefixes."),
     ],
-    force: Annotated[bool, typer.Option(help="Replace a seal that differs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a seal that differs.")] = False,
     megatron: Annotated[
-        bool, typer.Option(help="Also write Megatron's own integrity.json into the checkpoint.")
+        bool, typer.Option("--megatron", help="Also write Megatron's own integrity.json into the checkpoint.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
