@@ -40,10 +40,20 @@ def place_of(target: str) -> Place:
         home, name = root, key
     else:
         home, name = split_name(root)
-    above, folder = split_name(home) if not home.endswith(":/") else (home, "")
-    if folder and not keeps(home) and keeps(above):
-        return Place(above, f"{folder}/{name}")
+    return in_its_run(home, name)
+
+
+def in_its_run(home: str, name: str) -> Place:
+    """The place of a checkpoint in the folder `home`: its run is the folder above where only that keeps things of ours."""
+    if not _is_bucket(home) and not keeps(home):
+        above, folder = split_name(home)
+        if keeps(above):
+            return Place(above, f"{folder}/{name}")
     return Place(home, name)
+
+
+def _is_bucket(root: str) -> bool:
+    return root.startswith("s3://") and "/" not in root.removeprefix("s3://").rstrip("/")
 
 
 def split_name(target: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from ckptguard.errors import FormatError, NothingRecognised, Refused, TargetNotF
 from ckptguard.inspect import Options, audit
 from ckptguard.mending import apply_repair, drop_damaged
 from ckptguard.model import Entry, Manifest, Resume, Verdict
-from ckptguard.places import Place, join, keeps, place_of, split_name
+from ckptguard.places import Place, in_its_run, join, place_of, split_name
 from ckptguard.ports import Store
 from ckptguard.repair import RepairPlan, plan_repair
 from ckptguard.replica_look import list_tree
@@ -104,8 +104,7 @@ def _local_place(target: str) -> Place:
     except TargetNotFound:
         # All of it may be gone; its run must be there.
         home, name = split_name(target)
-        above, folder = split_name(home)
-        return Place(above, f"{folder}/{name}") if not keeps(home) and keeps(above) else Place(home, name)
+        return in_its_run(home, name)
 
 
 def _manifest(store: Store, key: str) -> Manifest | None:

@@ -108,6 +108,8 @@ def _run(job: _Job, destination: str, options: Options, overwrite: bool, say: Sa
     for manifest in sorted(wanted, key=lambda m: (m.step is None, m.step or 0, m.modified)):
         path, there = join(job.run, manifest.path), join(destination, manifest.path)
         verdict = verdicts.get(path)
+        if verdict is None and job.whole:
+            continue  # what a save or a rotation left behind is no checkpoint
         if verdict is None or not verdict.resume.safe:
             if not (job.whole and verdict is not None and verdict.resume is Resume.WRITING):
                 yield Outcome(path, there, "refused", error=_not_safe(path, verdict))
