@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptguard.discover import group_runs
@@ -9,7 +10,7 @@ from ckptguard.errors import KeyNotFound, NothingRecognised, TargetNotFound, Tim
 from ckptguard.facts import Progress, Reader
 from ckptguard.judge import newest_first, resume_from
 from ckptguard.look import Look, find_pointers, split_leftovers
-from ckptguard.model import CheckpointFacts, Effect, Evidence, Resume, RunReport, Verdict
+from ckptguard.model import CheckpointFacts, Effect, Evidence, Manifest, Resume, RunReport, Verdict
 from ckptguard.ports import Store
 from ckptguard.targets import Opened, Options, open_target
 
@@ -52,6 +53,7 @@ def audit(
                 continue
             look = Look(opened, run, options, reader)
             facts = [f for m in list(look.manifests) if (f := look.read_enough(m)) is not None]
+            facts.sort(key=lambda f: -1 if f.step is None else f.step)
             pairs = [(f, look.verdict(f, facts)) for f in facts]
             if pairs or look.leftovers:
                 reports.append(look.report(target, pairs))
@@ -92,6 +94,9 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         if facts is None:
             continue
         verdict = look.verdict(facts, [facts])
+        if verdict.resume is Resume.EXACT:
+            # What only the checkpoint before has (a scaler, averages, other names) was lost since.
+            verdict = look.verdict(facts, [facts, *_sound_before(look, order, manifest)])
         if verdict.resume is Resume.LOSSY:
             # Alone, a checkpoint cannot tell what it lost from what its run never saves.
             siblings = [s for m in order if (s := look.read(m, Evidence.STRUCTURE)) is not None]
@@ -119,6 +124,17 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         return Decision("stop", None, replace(report, resume_from=None), tuple(passed_over(report)))
     report = replace(report, resume_from=chosen.path)
     return Decision("resume", chosen.path, report, (*passed_over(report), *launch_losses(chosen)))
+
+
+def _sound_before(look: Look, order: Sequence[Manifest], manifest: Manifest) -> list[CheckpointFacts]:
+    """The structure of the nearest earlier checkpoint of the series that is not unsafe by itself, if there is one."""
+    for other in order[order.index(manifest) + 1 :]:
+        if other.series != manifest.series or other.temporary:
+            continue
+        facts = look.read(other, Evidence.STRUCTURE)
+        if facts is not None and look.verdict(facts, [facts]).resume is not Resume.UNSAFE:
+            return [facts]
+    return []
 
 
 def passed_over(report: RunReport) -> list[str]:

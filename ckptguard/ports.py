@@ -103,7 +103,8 @@ class Layout(Protocol):
 class Subject:
     """What a checkpoint check looks at: its facts, its neighbours (all of the run by step, itself included), the log.
 
-    `previous` is the nearest earlier sibling that was read. `log` holds the rows of the run's log, oldest first.
+    `previous` is the nearest earlier sibling that was read and is not known to be unsafe: a sound checkpoint is not to be
+    accused of differing from a broken one. `unsafe` are the paths of those that are. `log` holds the rows of the run's log, oldest first.
     `now` is the clock's time in epoch seconds. `plan` is the launch plan, where one was given.
     """
 
@@ -114,6 +115,7 @@ class Subject:
     grace: float = 0.0
     store: Store | None = None
     plan: Any = None
+    unsafe: frozenset[str] = frozenset()
 
     @property
     def previous(self) -> CheckpointFacts | None:
@@ -123,7 +125,10 @@ class Subject:
         earlier = [
             s
             for s in self.siblings
-            if s.step is not None and s.step < step and s.manifest.series == self.facts.manifest.series
+            if s.step is not None
+            and s.step < step
+            and s.manifest.series == self.facts.manifest.series
+            and s.path not in self.unsafe
         ]
         return max(earlier, key=lambda s: s.step or 0, default=None)
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptguard.codes import finding
 from ckptguard.layouts._state import WRAPPERS, strip_wrappers
-from ckptguard.model import Effect, Evidence, Finding, Severity
+from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
 from ckptguard.ports import Subject
 from ckptguard.validators._base import comparable
 
@@ -26,8 +26,8 @@ class Names:
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         facts = subject.facts
-        now = facts.state.model
-        if facts.manifest.layout == "hf-trainer" and now and all(n.startswith(WRAPPERS) for n in now):
+        now = _weights(facts)
+        if _all_wrapped(facts, now):
             first = next(iter(now))
             yield finding(
                 "names-changed",
@@ -36,9 +36,11 @@ class Names:
             )
             return
         before = subject.previous
-        if before is None or before not in comparable(subject) or not now or not before.state.model:
+        if before is None or before not in comparable(subject) or not now:
             return
-        then = before.state.model
+        then = _weights(before)
+        if not then or _all_wrapped(before, then):
+            return
         if now.keys() != then.keys():
             yield from self._keys(subject, set(now), set(then), before.path)
         for name in now.keys() & then.keys():
@@ -84,6 +86,20 @@ class Names:
                 f", {len(lost)} are gone ({', '.join(lost[:2])})" if lost else ""
             )
             yield finding("names-changed", facts.path, f"since {before} {words}")
+
+
+def _weights(facts: CheckpointFacts) -> dict[str, Tensor]:
+    """The weights by name. FP8 layers' bookkeeping is empty where FP8 is off, and comes and goes with the library."""
+    return {n: t for n, t in facts.state.model.items() if t.numel or not n.endswith("_extra_state")}
+
+
+def _all_wrapped(facts: CheckpointFacts, weights: Mapping[str, Tensor]) -> bool:
+    """Whether the Trainer, which loads by exact names, would find none of them."""
+    return (
+        facts.manifest.layout == "hf-trainer"
+        and bool(weights)
+        and all(n.startswith(WRAPPERS) for n in weights)
+    )
 
 
 CHECK = Names()
