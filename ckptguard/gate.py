@@ -45,16 +45,18 @@ def ask(
     decision_id: str | None = None,
     alone: bool = False,
     allow_missing: bool = False,
+    keep: bool = True,
     progress: Progress | None = None,
 ) -> Answer:
     """Decide from where to resume, or take what the first process of this start decided.
 
-    `alone`: decide for this process only, whatever the environment says of others. Raises what `preflight` raises;
+    `alone`: decide for this process only, whatever the environment says of others. `keep`: leave even such a decision in
+    the run, for the drop-ins inside a command that is about to start. Raises what `preflight` raises;
     DecisionFailed where another process looked and could not decide; StoreError where processes cannot agree.
     """
     identity = None if alone else identify(environment, decision_id)
     if identity is None:
-        return _alone(run, options, allow_missing, progress)
+        return _alone(run, options, allow_missing, keep, progress)
     return _together(run, options, identity, allow_missing, progress)
 
 
@@ -67,11 +69,11 @@ def _look(run: str, options: Options, allow_missing: bool, progress: Progress | 
         return Decision("fresh", None, None, (f"{run} does not exist",))
 
 
-def _alone(run: str, options: Options, allow_missing: bool, progress: Progress | None) -> Answer:
+def _alone(run: str, options: Options, allow_missing: bool, keep: bool, progress: Progress | None) -> Answer:
     decision = _look(run, options, allow_missing, progress)
     key = uuid.uuid4().hex
     below = _below(run, decision.resume_from)
-    kept = decision.decision == "fresh" or below is not None
+    kept = keep and (decision.decision == "fresh" or below is not None)
     try:
         if kept:
             Agreement(_store(run)).write(key, _record(decision, below))

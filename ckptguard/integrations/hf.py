@@ -51,7 +51,7 @@ def last_checkpoint(
     options = Options(depth=Evidence(depth), grace=0.0, allow_lossy=allow_lossy, jobs=jobs)
 
     def look(*, alone: bool) -> Answer:
-        return ask(run, options, os.environ, alone=alone, allow_missing=allow_missing)
+        return ask(run, options, os.environ, alone=alone, allow_missing=allow_missing, keep=False)
 
     distributed = _process_group()
     if distributed is None:
