@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ckptguard.codes import finding
-from ckptguard.model import Evidence
+from ckptguard.codes import CODES, finding
+from ckptguard.model import Evidence, Finding
 from ckptguard.restore.compare import Curve, same_environment, spread
 from ckptguard.restore.judge_replay import judge_against, judge_replay
 from ckptguard.restore.judge_state import judge_batches, judge_probe, judge_state, judge_streams
 from ckptguard.restore.model import METRICS, ComparedStep, Noise, RestoreReport, Trial
 from ckptguard.restore.recorded import Notes, Recorded
+from ckptguard.restore.words import next_step
 
 
 def needs_calibration(recorded: Recorded, trials: Sequence[Trial]) -> bool:
@@ -58,7 +60,7 @@ def conclude(recorded: Recorded, trials: Sequence[Trial], seconds: float = 0.0) 
         device=first.device,
         steps=steps,
         noise=noise,
-        findings=tuple(notes.findings),
+        findings=tuple(_with_next_step(one, recorded.checkpoint) for one in notes.findings),
         not_run=tuple(notes.not_run),
         checks=notes.checks,
         step=recorded.step,
@@ -69,6 +71,11 @@ def conclude(recorded: Recorded, trials: Sequence[Trial], seconds: float = 0.0) 
         recorded_environment=recorded.environment,
         seconds=seconds,
     )
+
+
+def _with_next_step(one: Finding, checkpoint: str) -> Finding:
+    """The finding with what to do about it here, unless its stage knew better than the code's usual hint."""
+    return replace(one, hint=next_step(one.code, checkpoint)) if one.hint == CODES[one.code].todo else one
 
 
 def _result(notes: Notes) -> str:

@@ -104,7 +104,7 @@ def find_target(given: str, log: str | None = None, staged: Path | None = None) 
         run=run,
         layout=layout,
         step=seal.step if seal is not None and seal.step is not None else step,
-        siblings=_siblings(path, others),
+        siblings=_siblings(path, others, manifest is not None and step is not None and manifest.step == step),
         rows=rows,
         seal=seal,
         seal_trouble=trouble,
@@ -219,9 +219,13 @@ def _neighbours(path: Path) -> tuple[Manifest | None, tuple[Manifest, ...]]:
     return own, tuple(replace(m, path=str((base / m.path).absolute())) for m in same)
 
 
-def _siblings(path: Path, manifests: Sequence[Manifest]) -> tuple[Sibling, ...]:
-    """The other checkpoints of the run whose step is known; by their names' pattern where no layout knows them."""
-    others = [Path(m.path) for m in manifests]
+def _siblings(path: Path, manifests: Sequence[Manifest], named: bool) -> tuple[Sibling, ...]:
+    """The other checkpoints of the run whose step is known; by their names' pattern where no layout knows them.
+
+    `named`: the names of this series state the step, so that no file has to be opened for it.
+    """
+    steps = {Path(m.path): m.step for m in manifests}
+    others = list(steps)
     if not others:
         pattern = re.sub(r"\d+", "#", path.name)
         others = [
@@ -233,7 +237,8 @@ def _siblings(path: Path, manifests: Sequence[Manifest]) -> tuple[Sibling, ...]:
     for other in others:
         if other.is_symlink() or other.is_file() != path.is_file():
             continue
-        step = step_of(other)
+        step = steps.get(other) if named else None
+        step = step_of(other) if step is None else step
         if step is not None:
             found.append(Sibling(other, step))
     return tuple(found)

@@ -49,6 +49,23 @@ def _size(difference: Difference) -> str:
     return f", largest difference {number(difference.size)}" if difference.size is not None else ""
 
 
+def next_step(code: str, checkpoint: str) -> str:
+    """What to do about a finding of a restore, as a command where there is one."""
+    run = checkpoint.rstrip("/").rpartition("/")[0] or "."
+    audit = f"see whether the file is damaged: ckptguard audit {checkpoint}"
+    back = f"resume from another one: ckptguard preflight {run} names it"
+    return {
+        "restore-failed": f"{audit}; {back}",
+        "state-mismatch": f"look at how it is loaded: what differs is named; {audit}",
+        "probe-mismatch": f"{audit}; {back}",
+        "batch-mismatch": "save and restore the data loader's position (torchdata's StatefulDataLoader has one), "
+        "or skip the batches that were consumed",
+        "rng-stream-mismatch": "save and restore the states of all random generators (python, numpy, torch, CUDA), "
+        "last of all before the training goes on",
+        "replay-divergence": f"{audit}; {back}",
+    }[code]
+
+
 # --- the result -------------------------------------------------------------------------------------------
 
 _HEADLINE = {
@@ -82,7 +99,9 @@ def reasons(report: RestoreReport) -> list[str]:
         said.append(
             f"Steps {first} to {last} were replayed: {shown} {len(report.steps)} compared rows agree {how}."
         )
-    against_wrong = any(f.subject == report.against for f in report.findings)
+    against_wrong = any(f.subject == report.against for f in report.findings) or any(
+        gap.check == "against" for gap in report.not_run
+    )
     if report.against and report.result == "continuous" and not against_wrong:
         said.append(f"After replaying up to {report.against} the whole state was the one that it holds.")
     said += [f.message[:1].upper() + f.message[1:] + "." for f in report.findings if f.loud][:3]
