@@ -252,13 +252,12 @@ def add_faults(builder: Builder, content: Content) -> None:
             f"{sum(i.length for i in sealed)} bytes in {len(sealed)} items went through {names} when they were written and were not looked into",
         )
     for file, values in content.replicas:
-        same = {
+        alike = {
             n: v
             for n, v in values.items()
             if not RNG_NAME.search(n) and not LOADER_NAME.search(n) and isinstance(v, int | float | str)
         }
-        builder.replicated.append((file, same))
-        builder.replicated.append((content.files[next(iter(values))], {n: content.objects[n] for n in same}))
+        builder.replicated.append((file, alike))
 
 
 def add_state(builder: Builder, content: Content, tree: Mapping[Any, Any]) -> None:

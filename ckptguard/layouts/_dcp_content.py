@@ -20,7 +20,7 @@ class Content:
     """Everything that the items of one DCP directory hold, by name. `files` says in which shard a name lies.
 
     An object that could not be read is None.
-    `index` is None where no metadata could be read; then nothing else is known either.
+    `replicas` are the copies of what several ranks wrote, each with its shard. `index` is None where no metadata could be read; then nothing else is known either.
     """
 
     index: Index | None
@@ -78,30 +78,29 @@ def read_dcp(files: Mapping[str, FileFacts], prefix: str = "") -> Content:
         for key, tensor in facts.details.get("chunks", {}).items():
             held.setdefault(key, []).append((prefix + shard, tensor))
         if isinstance(facts.tree, dict) and facts.kind == "dcp-shard":
-            replica = {name: value for name, value in facts.tree.items() if name in content.objects}
-            if replica:
-                content.replicas.append((prefix + shard, replica))
+            for name in facts.tree.keys() & content.objects.keys():
+                content.replicas.append((content.files[name], {name: content.objects[name]}))
+                content.replicas.append((prefix + shard, {name: facts.tree[name]}))
             for name, value in facts.tree.items():
                 content.files.setdefault(name, prefix + shard)
                 content.objects.setdefault(name, value)
+    for (name, _), places in held.items():
+        for file, tensor in places if len(places) > 1 else ():
+            if tensor.facts is not None:
+                content.replicas.append((file, {name: tensor.facts.digest}))
+    placed = {item.name: shard for shard, items in index.items.items() for item in items}
     for name in index.objects:
         # What could not be read (compressed, or in a shard that is gone) was saved all the same.
         content.objects.setdefault(name, None)
+        content.files.setdefault(name, prefix + placed.get(name, METADATA))
     for name, entry in index.tensors.items():
         parts = [
             (chunk, *held[name, chunk.offsets][0]) for chunk in entry.chunks if (name, chunk.offsets) in held
         ]
         tensor, file = join_chunks(entry, parts)
         content.tensors[name] = tensor
-        content.files[name] = file or _shard_of(index, prefix, name)
+        content.files[name] = file or prefix + placed.get(name, METADATA)
     return content
-
-
-def _shard_of(index: Index, prefix: str, name: str) -> str:
-    return next(
-        (prefix + shard for shard, items in index.items.items() if any(i.name == name for i in items)),
-        prefix + METADATA,
-    )
 
 
 def join_chunks(entry: TensorEntry, parts: list[tuple[Chunk, str, Tensor]]) -> tuple[Tensor, str]:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckptguard.discover import find_checkpoints
+from ckptguard.facts import Reader, Wanted
 from ckptguard.formats.dcp_metadata import Index, Item
+from ckptguard.layouts._base import build_directory
 from ckptguard.layouts._dcp import read_dcp
 from ckptguard.model import Evidence, Resume, RunReport, Severity, Verdict
+from ckptguard.ports import Traits
+from ckptguard.registry import layouts
+from ckptguard.storage._wrapper import Wrapper
+from ckptguard.storage.local import LocalStore
 from ckptguard.testing_damage import append, drop, empty, flip, truncate
 
 pytestmark = pytest.mark.dcp
@@ -75,7 +84,6 @@ def test_joined_chunks_have_the_facts_of_the_whole_tensor(
 
 def first_item(folder: Path, shard: str, what: Callable[[Item], bool]) -> Item:
     from ckptguard.formats import parse
-    from ckptguard.storage.local import LocalStore
 
     index = parse(LocalStore(folder), ".metadata", (folder / ".metadata").stat().st_size, "dcp-metadata").tree
     assert isinstance(index, Index)
@@ -161,8 +169,6 @@ def unplaced(folder: Path) -> None:
 
 
 def beyond(folder: Path) -> None:
-    from dataclasses import replace
-
     def change(metadata: Any) -> None:
         key = next(k for k in metadata.storage_data if k.fqn == "model.down.weight")
         metadata.storage_data[key] = replace(metadata.storage_data[key], offset=10_000_000)
@@ -171,8 +177,6 @@ def beyond(folder: Path) -> None:
 
 
 def other_dtype(folder: Path) -> None:
-    from dataclasses import replace
-
     import torch
 
     def change(metadata: Any) -> None:
@@ -196,8 +200,6 @@ def other_shape(folder: Path) -> None:
                 torch.Size(reversed(chunk.sizes)),
             )
             for key in [k for k in metadata.storage_data if k.fqn == "model.down.weight" and k.offset == old]:
-                from dataclasses import replace
-
                 metadata.storage_data[replace(key, offset=chunk.offsets)] = metadata.storage_data.pop(key)
 
     edit_metadata(folder, change)
@@ -281,6 +283,38 @@ def test_without_collectives_every_rank_must_have_committed(
     found = verdict(run)
     assert found.resume is Resume.UNSAFE
     assert any(f.code == "missing-rank" and f.subject == "__1.metadata" for f in found.findings)
+
+
+def test_without_collectives_every_rank_must_be_at_the_same_step(
+    dcp_runs: Path, copied: Copy, verdict: Judge
+) -> None:
+    run = copied(dcp_runs / "no-collectives")
+    shutil.copyfile(run / "save_2" / "__1_0.distcp", run / "save_4" / "__1_0.distcp")
+    found = verdict(run)
+    assert found.resume is Resume.UNSAFE
+    assert "rank-divergence" in codes(found)
+
+
+def test_a_store_far_away_is_asked_a_few_times_only(dcp_runs: Path) -> None:
+    """Where a request costs more than bytes, the structure of a shard takes one or two of them."""
+
+    class Far(Wrapper):
+        asked = 0
+
+        @property
+        def traits(self) -> Traits:
+            return replace(self.inner.traits, local=False, request_bytes=1 << 20)
+
+        def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            self.asked += 1
+            return self.inner.read(key, start, length)
+
+    store = Far(LocalStore(dcp_runs / "fsdp2"))
+    manifests = find_checkpoints(build_directory(store.list()), layouts())
+    with Reader(store) as reader:
+        facts = reader.read(manifests[-1], Wanted(Evidence.STRUCTURE, {}))
+    assert len(facts) == 3
+    assert store.asked <= 1 + 2 * 2
 
 
 def test_a_lost_safetensors_shard_is_seen_without_any_index(

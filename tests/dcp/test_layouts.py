@@ -12,7 +12,8 @@ from ckptguard.testing_layouts import LayoutContract
 
 @pytest.mark.dcp
 class TestDcp(LayoutContract):
-    layout = "dcp"
+    name = "dcp"
+    count = 2
 
     @pytest.fixture(params=["fsdp2", "replicated", "threads", "file-an-item", "no-collectives", "background"])
     def sample(self, dcp_runs: Path, request: pytest.FixtureRequest) -> Path:
@@ -21,8 +22,9 @@ class TestDcp(LayoutContract):
 
 @pytest.mark.dcp
 class TestDcpWeights(LayoutContract):
-    layout = "dcp"
-    carries_optimizer = False
+    name = "dcp"
+    count = 2
+    holds = frozenset({"model"})
 
     @pytest.fixture(params=["weights", "safetensors", "huggingface"])
     def sample(self, dcp_runs: Path, request: pytest.FixtureRequest) -> Path:
@@ -31,7 +33,7 @@ class TestDcpWeights(LayoutContract):
 
 @pytest.mark.dcp
 class TestTorchtitan(LayoutContract):
-    layout = "torchtitan"
+    name = "torchtitan"
 
     @pytest.fixture
     def sample(self, titan_run: Path, tmp_path: Path) -> Path:
@@ -40,7 +42,8 @@ class TestTorchtitan(LayoutContract):
 
 @pytest.mark.megatron
 class TestMegatron(LayoutContract):
-    layout = "megatron"
+    name = "megatron"
+    count = 2
 
     @pytest.fixture(params=["torch_dist", "new-core", "legacy"])
     def sample(self, megatron_runs: Path, request: pytest.FixtureRequest) -> Path:
@@ -49,7 +52,8 @@ class TestMegatron(LayoutContract):
 
 @pytest.mark.megatron
 class TestMegatronBridge(LayoutContract):
-    layout = "megatron-bridge"
+    name = "megatron-bridge"
+    count = 2
 
     @pytest.fixture
     def sample(self, megatron_runs: Path) -> Path:
@@ -58,7 +62,8 @@ class TestMegatronBridge(LayoutContract):
 
 @pytest.mark.megatron
 class TestNemo(LayoutContract):
-    layout = "nemo"
+    name = "nemo"
+    count = 2
 
     @pytest.fixture
     def sample(self, megatron_runs: Path) -> Path:
