@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckptguard.codes import CODES, finding
 from ckptguard.model import Evidence, Finding
-from ckptguard.restore.compare import Curve, same_environment, spread
+from ckptguard.restore.compare import Curve, is_close, same_environment, spread
 from ckptguard.restore.judge_replay import judge_against, judge_replay
 from ckptguard.restore.judge_state import judge_batches, judge_probe, judge_state, judge_streams
 from ckptguard.restore.model import METRICS, ComparedStep, Noise, RestoreReport, Trial
@@ -27,6 +27,16 @@ def needs_calibration(recorded: Recorded, trials: Sequence[Trial]) -> bool:
     steps = judge_replay(notes, recorded, trials, noise)
     judge_against(notes, recorded, trials, noise, steps)
     return notes.undecided and not notes.diverged
+
+
+def needs_repeats(recorded: Recorded, trials: Sequence[Trial]) -> bool:
+    """Whether the steps differ by so little that two repeats may have missed the device's noise."""
+    if any(trial.fault for trial in trials):
+        return False
+    notes = Notes()
+    steps = judge_replay(notes, recorded, trials, _noise(recorded, trials))
+    wrong = [step for step in steps if not step.ok]
+    return bool(wrong) and all(map(is_close, wrong))
 
 
 def conclude(recorded: Recorded, trials: Sequence[Trial], seconds: float = 0.0) -> RestoreReport:

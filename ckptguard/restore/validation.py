@@ -13,7 +13,7 @@ from ckptguard.inspect import Options, audit
 from ckptguard.model import Evidence, NotRun, Severity
 from ckptguard.restore.command import command_runner
 from ckptguard.restore.compare import Curve, measure_gap
-from ckptguard.restore.conclude import conclude, needs_calibration
+from ckptguard.restore.conclude import conclude, needs_calibration, needs_repeats
 from ckptguard.restore.held import Refused, open_checkpoint
 from ckptguard.restore.logbook import Precision, continuation, steps_to_replay
 from ckptguard.restore.model import METRICS, Limits, Order, RestoreReport, Trial
@@ -22,6 +22,8 @@ from ckptguard.restore.target import Sibling, Target, find_target, listing, step
 from ckptguard.restore.trials import Progress, run_trial
 from ckptguard.staging import staged
 
+MORE_REPEATS = 2
+"""Before a small difference counts as one, so many more repeats look for noise."""
 CALIBRATIONS = 2
 """Of so many earlier checkpoints one must replay like its log before a gap counts as unknown."""
 FAR = 4
@@ -87,6 +89,9 @@ def _validate(request: Request, path: Path, against: Path | None, progress: Prog
     recorded = _recorded(request, target, later, order)
     if later is not None and (why := _distrust(later, trials[0])):
         recorded = replace(recorded, against=None, not_run=(*recorded.not_run, NotRun("against", why)))
+    while needs_repeats(recorded, trials) and len(trials) < request.repeats + MORE_REPEATS:
+        progress(f"the difference is small: restore {len(trials) + 1}, to see more of the noise")
+        trials.append(run_once(replace(order, seed=len(trials) + 1) if "rng" in target.gaps else order))
     if needs_calibration(recorded, trials):
         recorded = _calibrate(request, target, recorded, order.steps, run_once, progress)
     changed = _changed(before, listing(target.run))

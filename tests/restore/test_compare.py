@@ -99,8 +99,9 @@ def test_tolerance_is_the_measured_noise_and_gap():
     log = [LogRow(step=21, loss=1.0), LogRow(step=22, loss=1.0)]
     noise = Noise(2, {"loss": (0.0, 1e-3)}, {"loss": (0.0, 2e-3)})
     first, second = compare_steps(log, trial(1.0005, 1.0119).steps, noise, Precision(()))
-    assert not first.ok and first.tolerance["loss"] == 0
-    assert second.ok and second.tolerance["loss"] == pytest.approx(FACTOR * 3e-3)
+    # The device does not repeat, so a few roundings are due even where the repeats happened to agree.
+    assert not first.ok and first.tolerance["loss"] == pytest.approx(FACTOR * 2**-23)
+    assert second.ok and second.tolerance["loss"] == pytest.approx(FACTOR * 3e-3, rel=1e-3)
     assert not second.exact
 
 
