@@ -90,8 +90,11 @@ class Replicator:
         if status == 0:
             self._state(checkpoint, "verified")
             return
-        last = said.read_text(errors="replace").strip().splitlines()[-1:] or [f"exit status {status}"]
-        self._state(checkpoint, "failed", message=last[0], exit_status=status)
+        lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+        # The command's own words begin with its name; what to do about them follows on a line of its own.
+        named = [line.removeprefix("ckptguard: ") for line in lines if line.startswith("ckptguard: ")]
+        message = (named or lines or [f"exit status {status}"])[-1]
+        self._state(checkpoint, "failed", message=message, exit_status=status)
 
     def _state(self, checkpoint: str, state: str, **more: object) -> None:
         document = {
