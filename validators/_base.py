@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ckptguard.codes import CODES, finding
+from ckptguard.layouts._state import strip_wrappers
 from ckptguard.model import (
     CheckpointFacts,
     Effect,
@@ -162,3 +163,16 @@ def stated_step(facts: CheckpointFacts) -> int | None:
     """The step of the content, else of the name."""
     own = own_step(facts)
     return own if own is not None else facts.manifest.step
+
+
+def weight_pairs(before: CheckpointFacts, now: CheckpointFacts) -> dict[str, tuple[Tensor, Tensor]]:
+    """The weights of two checkpoints that have name and shape in common, by the later one's names."""
+    old = {strip_wrappers(n): t for n, t in before.state.model.items()}
+    return {
+        n: (old[k], t)
+        for n, t in now.state.model.items()
+        if (k := strip_wrappers(n)) in old
+        and t.dtype.startswith(("float", "bfloat"))
+        and t.numel > 1
+        and old[k].shape == t.shape
+    }

@@ -1,121 +1,136 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import pairwise
 
 from ckptguard.codes import finding
-from ckptguard.layouts._state import strip_wrappers
-from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
+from ckptguard.model import CheckpointFacts, Evidence, Finding, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable, number, stated_step
+from ckptguard.validators._base import comparable, number, stated_step, weight_pairs
 
-# Adam moves a number by at most about its learning rate over sqrt(1 - beta2) a step (Kingma & Ba 2015, section 2.1).
-REACH = 40.0
+# A step of less than this part of a half-precision number is rounded away.
+HALF = 2.0**-8
 
 
 class WeightHistory:
-    """Weights against those of the run's checkpoint before.
+    """Weights that are still those of the run's checkpoint before.
 
-    Finds: weights that are bitwise the earlier ones though steps passed, and tensors whose norm left the run's own range.
-    Why it matters: a dead optimizer trains for days on unchanged weights; a scaled matrix survives every load.
-    Example: a model file copied from the checkpoint before; an optimizer that still holds the parameters of a wrapper.
+    Finds: weights that are bitwise the earlier ones though steps passed: all of them, or some whose optimizer moved on.
+    Why it matters: a dead optimizer trains for days on unchanged weights; old weights under new moments are no state that
+    the training ever had.
+    Example: a model file, or one shard of it, copied from the checkpoint before; an optimizer that still holds the
+    parameters of a wrapper.
     What to do: resume from the checkpoint before, after finding out why.
-    Blind spots: the first checkpoint of a run; frozen parameters are told from frozen training only as a whole.
+    Blind spots: the first checkpoint of a run; single stale weights where the optimizer keeps no step for each parameter, or
+    was lost. Frozen layers, rates of zero and steps too small for half precision are no fault.
     """
 
     name = "weight-history"
     needs = Evidence.CONTENT
-    codes = ("frozen-weights", "weight-jump")
+    codes = ("frozen-weights",)
 
     def run(self, subject: Subject) -> Iterator[Finding]:
-        before = subject.previous
-        facts = subject.facts
+        before, facts = subject.previous, subject.facts
         if before is None or before not in comparable(subject):
             return
-        pairs = _pairs(before.state.model, facts.state.model)
-        if not pairs:
+        pairs = weight_pairs(before, facts)
+        unmoved = [n for n, pair in pairs.items() if _equal(pair)]
+        if not unmoved or facts.state.attributes.get("ema_as_model") or _all_skipped(facts, before):
             return
-        if all(
-            a.facts is not None and b.facts is not None and a.facts.digest == b.facts.digest
-            for a, b in pairs.values()
-        ):
-            if facts.state.attributes.get("ema_as_model") or _all_skipped(facts, before):
-                return
+        rate = _lowest_rate(facts, before)
+        shown = [n for n in unmoved if _would_show(pairs[n][1], rate)]
+        steps = (stated_step(facts) or 0) - (stated_step(before) or 0)
+        if len(unmoved) == len(pairs):
+            if rate != 0 and shown:
+                yield finding(
+                    "frozen-weights",
+                    facts.path,
+                    f"all {len(pairs)} weights are those of {before.path}, bit for bit, though {steps} steps passed",
+                )
+            return
+        stale = (
+            [n for n in shown if self._trained(subject, before, n)]
+            if rate and _moved_on(facts, before)
+            else []
+        )
+        if stale:
             yield finding(
                 "frozen-weights",
-                facts.path,
-                f"all {len(pairs)} weights are those of {before.path}, bit for bit, though {(stated_step(facts) or 0) - (stated_step(before) or 0)} steps passed",
+                facts.state.subject(pairs[stale[0]][1]),
+                f"{len(stale)} of {len(pairs)} weights ({', '.join(stale[:3])}) are those of {before.path}, bit for bit, though the optimizer stepped every parameter {steps} times",
             )
-            return
-        yield from self._jumps(facts, before, pairs)
 
     @staticmethod
-    def _jumps(
-        facts: CheckpointFacts, before: CheckpointFacts, pairs: Mapping[str, tuple[Tensor, Tensor]]
-    ) -> Iterator[Finding]:
-        if not stated_step(before):
-            return  # fresh weights may go anywhere
-        ratios = {
-            n: math.log(b.facts.norm / a.facts.norm)
-            for n, (a, b) in pairs.items()
-            if _has_norm(a) and _has_norm(b) and a.facts and b.facts and a.facts.norm and b.facts.norm
-        }
-        if len(ratios) < 3:
-            return
-        middle = statistics.median(ratios.values())
-        for name, ratio in ratios.items():
-            if abs(ratio - middle) < math.log(10) or pairs[name][0].numel < 16:
-                continue
-            a, b = pairs[name][0].facts, pairs[name][1].facts
-            assert a is not None and b is not None and a.norm is not None and b.norm is not None
-            impossible = _impossible(facts, before, abs(b.norm - a.norm), pairs[name][1].numel)
-            yield finding(
-                "weight-jump",
-                facts.state.subject(pairs[name][1]),
-                f"the norm of {name} went from {a.norm:.4g} in {before.path} to {b.norm:.4g}; the other weights changed by a factor of {math.exp(middle):.3g}"
-                + ("; no learning rate of this run could do that in so many steps" if impossible else ""),
-                severity=Severity.ERROR if impossible else None,
-                effect=Effect.LOSSY if impossible else None,
-            )
+    def _trained(subject: Subject, before: CheckpointFacts, name: str) -> bool:
+        """Whether a tensor is one that training changes: it moved elsewhere in the run, or nothing is there but parameters."""
+        run = sorted(
+            (s for s in (subject.facts, *comparable(subject)) if stated_step(s) is not None),
+            key=lambda s: stated_step(s) or 0,
+        )
+        sound = [s for s in run if s.path not in subject.unsafe]
+        elsewhere = [
+            pair
+            for one, two in pairwise(sound)
+            if two is not subject.facts
+            and (pair := weight_pairs(one, two).get(name)) is not None
+            and pair[0].facts is not None
+        ]
+        if elsewhere:
+            return any(not _equal(pair) for pair in elsewhere)
+        return _only_parameters(subject.facts)
 
 
-def _pairs(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    old = {strip_wrappers(n): t for n, t in before.items()}
+def _equal(pair: tuple[Tensor, Tensor]) -> bool:
+    a, b = pair[0].facts, pair[1].facts
+    return a is not None and b is not None and a.digest == b.digest
+
+
+def _would_show(tensor: Tensor, rate: float | None) -> bool:
+    """Whether a step of this rate changes a number of the usual size in this tensor's type."""
+    known = tensor.facts
+    if rate is None or tensor.dtype not in ("bfloat16", "float16") or known is None or known.norm is None:
+        return True
+    return rate > HALF * known.norm / math.sqrt(tensor.numel)
+
+
+def _lowest_rate(facts: CheckpointFacts, before: CheckpointFacts) -> float | None:
+    """The rate of the slowest group, by the higher of its rates then and now; None where nothing states one."""
+    then, now = _rates(before), _rates(facts)
+    return min((max(rate, then.get(group, 0.0)) for group, rate in now.items()), default=None)
+
+
+def _rates(facts: CheckpointFacts) -> dict[tuple[int, int], float]:
     return {
-        n: (old[k], t)
-        for n, t in now.items()
-        if (k := strip_wrappers(n)) in old
-        and t.dtype.startswith(("float", "bfloat"))
-        and t.numel > 1
-        and old[k].shape == t.shape
+        (place, index): abs(rate)
+        for place, optimizer in enumerate(facts.state.optimizers)
+        for index, group in enumerate(optimizer.groups)
+        if group.params and (rate := number(group.options.get("lr"))) is not None
     }
 
 
-def _has_norm(tensor: Tensor) -> bool:
-    return tensor.facts is not None and bool(tensor.facts.norm) and tensor.facts.finite
+def _moved_on(facts: CheckpointFacts, before: CheckpointFacts) -> bool:
+    """Whether the optimizer has made steps with every single parameter that it knows since the checkpoint before."""
+    now, then = _steps(facts), _steps(before)
+    return bool(now) and now.keys() == then.keys() and all(now[k] > then[k] for k in now)
 
 
-def _impossible(facts: CheckpointFacts, before: CheckpointFacts, change: float, numel: int) -> bool:
-    """Whether a tensor moved further than its optimizer's steps could have carried it."""
-    rates = [
-        v
-        for c in (facts, before)
-        for o in c.state.optimizers
-        for g in o.groups
-        for k in ("lr", "initial_lr")
-        if (v := number(g.options.get(k))) is not None
-    ]
-    rates += [
-        v
-        for c in (facts, before)
-        for s in c.state.schedulers
-        for r in s.values.get("base_lrs") or ()
-        if (v := number(r)) is not None
-    ]
-    steps = (stated_step(facts) or 0) - (stated_step(before) or 0)
-    adaptive = any("betas" in g.options for o in facts.state.optimizers for g in o.groups)
-    return bool(rates) and adaptive and change > REACH * max(rates) * steps * math.sqrt(numel)
+def _steps(facts: CheckpointFacts) -> dict[tuple[int, str], float]:
+    found: dict[tuple[int, str], float] = {}
+    for place, optimizer in enumerate(facts.state.optimizers):
+        for state in optimizer.states:
+            step = number(state.values.get("step"))
+            if step is None or optimizer.sharded:
+                return {}
+            found[place, state.key] = step
+    return found
+
+
+def _only_parameters(facts: CheckpointFacts) -> bool:
+    """Whether every tensor of the model has an optimizer state whose first moment is not all zero."""
+    first = [s.values.get("exp_avg") for o in facts.state.optimizers for s in o.states]
+    alive = [m for m in first if isinstance(m, Tensor) and m.facts is not None and not m.facts.zeros]
+    return len(alive) == len(first) == len(facts.state.model)
 
 
 def _all_skipped(facts: CheckpointFacts, before: CheckpointFacts) -> bool:
