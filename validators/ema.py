@@ -63,6 +63,8 @@ class Ema:
     ) -> Iterator[Finding]:
         if not _same(model, ema) or not stated_step(facts):
             return
+        if facts.state.attributes.get("ema_updates") in (0, 1):
+            return  # the first update of an average is a copy
         if any(
             _same(
                 {strip_wrappers(n): t for n, t in s.state.model.items()},
