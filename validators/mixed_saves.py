@@ -118,9 +118,12 @@ class MixedSaves:
 
     @staticmethod
     def _borrowed(subject: Subject) -> Iterator[Finding]:
-        """A shard that is bit for bit that of another checkpoint, moments included, though the other shards are not."""
+        """A shard that is bit for bit that of an earlier checkpoint, moments included, though the other shards are not."""
         mine = _fingerprints(subject.facts)
         for sibling in comparable(subject):
+            # Of two that share a shard, the later one is wrong: a save that did not finish keeps what was there before.
+            if _place(sibling) >= _place(subject.facts):
+                continue
             theirs = _fingerprints(sibling)
             same = sorted(name for name, prints in mine.items() if prints and theirs.get(name) == prints)
             if same and any(theirs.get(name, prints) != prints for name, prints in mine.items()):
@@ -130,6 +133,11 @@ class MixedSaves:
                     f"{same[0]} is bit for bit that of {sibling.path}, optimizer moments included, and other shards are not",
                 )
                 return
+
+
+def _place(facts: CheckpointFacts) -> int:
+    """The step by the name, which a mixed-up shard cannot change; else by the content."""
+    return facts.manifest.step if facts.manifest.step is not None else facts.step or 0
 
 
 def sealed(facts: CheckpointFacts) -> bool:
