@@ -52,8 +52,12 @@ class _Talk:
             self._line(body)
 
     def _line(self, body: Mapping[str, Any]) -> None:
-        self._out.write(json.dumps(body, separators=(",", ":"), default=str) + "\n")
-        self._out.flush()
+        try:
+            self._out.write(json.dumps(body, separators=(",", ":"), default=str) + "\n")
+            self._out.flush()
+        except BrokenPipeError:
+            # Nobody listens any more: the service ended, or gave this look up.
+            os._exit(1)
 
 
 def _audit(request: Mapping[str, Any], talk: _Talk) -> dict[str, Any]:

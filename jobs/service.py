@@ -37,6 +37,7 @@ LEAD_EVERY = 5.0
 JUMP = 30.0
 """A wall clock that moved by so much more or less than time did has jumped."""
 WATCH_THREADS = 4
+PLAN_EVERY = 1.0
 DEBOUNCE = 0.5
 RETRY = 20.0
 """Seconds until a look that failed is tried again."""
@@ -59,6 +60,7 @@ class Service:
         self._threads: list[threading.Thread] = []
         self._clocks = (0.0, 0.0)
         self._checked = 0.0
+        self._unplanned = threading.Event()
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -83,6 +85,7 @@ class Service:
         self._thread("follow", self.settings.follow_every, self._follow)
         self._thread("assess", min(ASSESS_EVERY, RETRY, self.settings.watch.stall_after), self._assess)
         self._thread("discover", DISCOVER_EVERY, self._discover)
+        self._thread("plan", PLAN_EVERY, self._entered)
         self._thread("lead", LEAD_EVERY, self._keep_leading)
         for route in context.routes:
             self._thread(f"deliver {route.name}", DELIVER_EVERY, partial(deliver, context, route))
@@ -191,7 +194,7 @@ class Service:
             target.busy = False
         target.due = min(target.due, context.monotonic() + wait)
         if new and target.runs:
-            self._entered()
+            self._unplanned.set()
             for watched in list(target.runs.values()):
                 follow(context, watched)
 
@@ -200,6 +203,10 @@ class Service:
         target.due = min(target.due, max(self.context.monotonic(), target.started + DEBOUNCE))
 
     def _entered(self) -> None:
+        """New runs were seen: plan for them. Many that appear at once are planned for together."""
+        if not self._unplanned.is_set():
+            return
+        self._unplanned.clear()
         with self.context.catalog.write() as connection:
             watch_only(connection, [watched.run_id for watched in self.watched()])
         self._plan()
@@ -236,23 +243,21 @@ class Service:
 
     def _plan(self) -> None:
         """Build the schedule from the configuration and from when each job ran last."""
+        with self.context.catalog.read() as connection:
+            last = jobs.last_started(connection)
         wanted: set[str] = set()
         for kind in configured(self.settings).values():
-            if not kind.for_run:
-                wanted.add(self._plan_one(kind, None))
-                continue
-            for watched in self.watched():
-                if kind.wants(run_settings(self.settings, watched.target)):
-                    wanted.add(self._plan_one(kind, watched))
+            runs: list[int | None] = [None]
+            if kind.for_run:
+                runs = [w.run_id for w in self.watched() if kind.wants(run_settings(self.settings, w.target))]
+            for run_id in runs:
+                wanted.add(self._plan_one(kind, run_id, last.get((kind.name, run_id))))
         self._schedule.drop(lambda name: name in wanted)
 
-    def _plan_one(self, kind: Kind, watched: Watched | None) -> str:
-        run_id = watched.run_id if watched is not None else None
-        name = f"{kind.name}:{run_id}" if run_id is not None else kind.name
+    def _plan_one(self, kind: Kind, run_id: int | None, last: float | None) -> str:
+        name = kind.name if run_id is None else f"{kind.name}:{run_id}"
         every = kind.every(self.settings)
         assert every is not None
-        with self.context.catalog.read() as connection:
-            last = jobs.last_started(connection, kind.name, run_id)
         delay = first_delay(last, every, self.context.clock())
         if last is None and kind.name != "audit":
             # Nothing was missed yet: a first look at everything is what `audit` does.

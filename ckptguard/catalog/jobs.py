@@ -130,13 +130,12 @@ def recover(connection: Connection, now: float) -> int:
     return len(broken)
 
 
-def last_started(connection: Connection, name: str, run_id: int | None = None) -> float | None:
-    """When a job was started last, or was queued and waits since."""
-    query = select(func.max(func.coalesce(jobs.c.started_at, jobs.c.queued_at))).where(jobs.c.name == name)
-    if run_id is not None:
-        query = query.where(jobs.c.run_id == run_id)
-    found = connection.execute(query).scalar()
-    return None if found is None else float(found)
+def last_started(connection: Connection) -> dict[tuple[str, int | None], float]:
+    """When each job of each run was started last, or was queued and waits since; by name and run."""
+    query = select(
+        jobs.c.name, jobs.c.run_id, func.max(func.coalesce(jobs.c.started_at, jobs.c.queued_at))
+    ).group_by(jobs.c.name, jobs.c.run_id)
+    return {(row[0], row[1]): float(row[2]) for row in connection.execute(query).all()}
 
 
 def newest(connection: Connection, name: str, run_id: int) -> Row | None:

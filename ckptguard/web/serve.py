@@ -112,7 +112,7 @@ def _run(
     service: Service, state: State, policy: Policy, listener: socket.socket, ready: Callable[[], None] | None
 ) -> None:
     config = uvicorn.Config(
-        create_app(state, policy), log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_SECONDS,
+        create_app(state, policy), log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_SECONDS, timeout_keep_alive=60,
         server_header=False, limit_concurrency=200, h11_max_incomplete_event_size=32 << 10,
     )  # fmt: skip
     server = _Server(config, ready)

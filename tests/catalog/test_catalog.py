@@ -252,7 +252,7 @@ def test_jobs_are_queued_once_claimed_once_by_priority_and_recovered(catalog: Ca
         assert (jobs.claim(c, 7.0) or {})["name"] == "scrub"
         assert jobs.cancel(c, again, 8.0) == "queued"
         assert jobs.claim(c, 9.0) is None
-        assert jobs.last_started(c, "scrub") == 7.0
+        assert jobs.last_started(c)[("scrub", None)] == 7.0
 
 
 def test_many_threads_never_claim_one_job_twice(catalog: Catalog) -> None:
