@@ -62,7 +62,7 @@ def restore(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     nproc: Annotated[
-        int, typer.Option(min=1, help="Processes of the restore; more than 1 needs --command.")
+        int, typer.Option(min=1, help="Processes of the restore, as many as trained; started by torchrun.")
     ] = 1,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the result as one self-contained page.")

@@ -6,6 +6,7 @@ Runs in the child process. The first is what restored objects are compared with:
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ METADATA = ".metadata"
 
 
 MAPPED = 1 << 30
+
+
+def rank() -> int:
+    """The rank of this process where a launcher started several."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else 0
 
 
 class Refused(CkptguardError):
@@ -64,6 +71,7 @@ class Held:
         self.store: Store = LocalStore(self.root.parent if self.is_file else self.root)
         self._trees: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
+        self._generators: list[str] = []
         self.places = self._find()
 
     # --- finding ------------------------------------------------------------------------------------------
@@ -77,6 +85,7 @@ class Held:
             component = component_of_file(name)
             if component:
                 found.setdefault(component, []).append(name)
+        self._generators = sorted(found.get("rng", ()), key=lambda name: (len(name), name))
         places = {component: Place(tuple(self._preferred(names))) for component, names in found.items()}
         return {c: self._inside(place) for c, place in places.items()}
 
@@ -216,6 +225,10 @@ class Held:
     def streams(self) -> dict[str, Any]:
         """The states of the random generators that the checkpoint holds; {} where it holds none."""
         own = self.places.get("rng")
+        if own is not None and len(self._generators) > 1:
+            # One file a process: what there are fewer of than processes is shared, as frameworks do.
+            mine = self._generators[min(rank(), len(self._generators) - 1)]
+            return find_streams({"rng": self._load(mine)})
         if own is not None:
             return find_streams({"rng": self.loaded("rng")})
         if not self.is_file:

@@ -28,7 +28,8 @@ class Order:
 
     `until` is the step at which the whole state is compared with the checkpoint `against`. `first` is the step that
     the checkpoint holds. `batches` is the file of recorded batches, `threads` how many the recorded training computed with,
-    `seed` that of this repeat where the framework saves no random generators. Paths are absolute.
+    `seed` that of this repeat where the framework saves no random generators. With
+    several `processes` they are started by torchrun. Paths are absolute.
     """
 
     recipe: str
@@ -43,6 +44,7 @@ class Order:
     scratch: str = ""
     threads: int | None = None
     seed: int | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def run_trial(order: Order, limits: Limits, progress: Progress = lambda text: No
         (folder / "scratch").mkdir()
         (folder / "order.json").write_text(json.dumps(asdict(order)), encoding="utf-8")
         events = folder / "events.jsonl"
-        command = [sys.executable, "-m", "ckptguard.restore.worker", str(folder / "order.json"), str(events)]
+        command = [*_launcher(order), "-m", WORKER, str(folder / "order.json"), str(events)]
         watch = _Watch(events, progress)
         with (folder / "output").open("w+b") as output:
             ended = run(
@@ -49,8 +49,20 @@ def run_trial(order: Order, limits: Limits, progress: Progress = lambda text: No
     return settle(trial, ended.status, tail)
 
 
+WORKER = "ckptguard.restore.worker"
+
+
+def _launcher(order: Order) -> list[str]:
+    if order.processes == 1:
+        return [sys.executable]
+    count = str(order.processes)
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count]
+
+
 def _environment(order: Order) -> dict[str, str]:
     env = {**os.environ, **SILENT_TRACKERS, "PYTHONUNBUFFERED": "1"}
+    if order.processes > 1 and order.threads:
+        env.setdefault("OMP_NUM_THREADS", str(order.threads))  # else torchrun sets 1
     kind, _, index = order.device.partition(":")
     if kind == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""

@@ -70,7 +70,7 @@ def validate(request: Request, progress: Progress = lambda text: None) -> Restor
 def _validate(request: Request, path: Path, against: Path | None, progress: Progress) -> RestoreReport:
     began = time.monotonic()
     target = find_target(request.checkpoint, request.log, path)
-    if request.command is None and target.processes > 1:
+    if _other_processes(request, target):
         # Each consumed other batches and drew other numbers: what one process replays is another training.
         target = replace(target, rows=())
     later = _later(request, target, against)
@@ -114,18 +114,23 @@ def _check(request: Request) -> None:
         )
     if request.command is not None and request.against is not None:
         raise UsageError("--against needs --recipe: a command does not show its objects")
-    if request.nproc != 1 and request.recipe is not None:
+    if request.nproc != 1 and request.command is not None:
         raise UsageError(
-            f"--nproc {request.nproc}: a recipe is restored in one process",
-            "give the launcher's own command: --command 'torchrun --nproc-per-node 2 train.py ... {checkpoint} {out}'",
+            f"--nproc {request.nproc}: a command starts its processes itself",
+            "put the launcher into it: --command 'torchrun --nproc-per-node 2 train.py ... {checkpoint} {out}'",
         )
+
+
+def _other_processes(request: Request, target: Target) -> bool:
+    """Whether the recipe runs in another number of processes than trained: then it replays another training."""
+    return request.command is None and target.processes != request.nproc
 
 
 def _later(request: Request, target: Target, against: Path | None) -> Later | None:
     if request.command is not None:
         return None  # its objects are not to be seen
-    if target.processes > 1:
-        return None  # one process cannot continue what several computed
+    if _other_processes(request, target):
+        return None
     if against is None:
         rows = continuation(target.rows, target.step, target.attempt) if target.step is not None else ()
         near = target.next_within(request.steps * (1 if rows else FAR))
@@ -152,6 +157,7 @@ def _order(request: Request, target: Target, later: Later | None) -> Order:
         checkpoint=str(target.path),
         layout=target.layout,
         device=request.device,
+        processes=request.nproc,
         steps=steps,
         first=target.step,
         until=later.step if later else None,
@@ -189,11 +195,11 @@ def _recorded(request: Request, target: Target, later: Later | None, order: Orde
         not_run.append(NotRun("against", "no later checkpoint within a few steps"))
     seal = target.seal
     draws: dict[str, tuple[str, ...]] = {}
-    if request.command is None and target.processes > 1:
+    if _other_processes(request, target):
         not_run.append(
             NotRun(
                 "replay",
-                f"{target.processes} processes trained it, and a recipe is one: use --command with a launcher",
+                f"{target.processes} processes trained it, {request.nproc} restored it: give --nproc",
             )
         )
     elif seal is not None:
@@ -271,6 +277,7 @@ def _gap(
         checkpoint=str(sibling.path),
         layout=target.layout,
         device=request.device,
+        processes=request.nproc,
         steps=steps_to_replay(rows, sibling.step, steps),
         first=sibling.step,
         until=after.step if after else None,

@@ -16,7 +16,7 @@ from typing import Any
 import ckptguard
 from ckptguard.errors import RecipeError
 from ckptguard.restore import plain, recipes
-from ckptguard.restore.held import Refused
+from ckptguard.restore.held import Refused, rank
 from ckptguard.restore.loading import Misfit
 from ckptguard.restore.model import Fault, Order
 from ckptguard.restore.session import Session, Stop, tail_of
@@ -26,6 +26,8 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 def main(arguments: list[str]) -> int:
     order_file, events = arguments
+    if rank() > 0:
+        events = os.devnull  # the first process speaks for all
     _die_with_parent()
     order = Order(**json.loads(Path(order_file).read_text(encoding="utf-8")))
     status = perform(order, Path(events))
@@ -62,7 +64,9 @@ def _trial(session: Session) -> None:
     found = recipes.find_recipe(order.recipe, lambda module: _redirected(module, order.scratch))
     device = order.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        local = os.environ.get("LOCAL_RANK") if order.processes > 1 else None
+        cuda = "cuda" if local is None else f"cuda:{local}"
+        device = cuda if torch.cuda.is_available() else "cpu"
     if found.kind == "trainer":
         from ckptguard.restore import trainer
 

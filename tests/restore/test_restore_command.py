@@ -90,6 +90,14 @@ def test_usage_and_absence_exit_2(command, recipe, logged_run):
         assert (done.exit_code, json.loads(done.stdout)["error"]["code"]) == (2, code)
 
 
+def test_the_parent_process_never_imports_torch():
+    code = (
+        "import sys; from ckptguard.restore import validate, Request; import ckptguard.report.restore_page\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 # --- the page ---------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,3 +130,19 @@ def test_what_several_processes_trained_is_not_accused_by_one(here, recipe, run,
     report = here(several / "checkpoint-15", recipe("hf_trainer:make_trainer"), steps=2)
     assert (report.result, report.findings) == ("unproven", ())
     assert any("2 processes trained it" in gap.why for gap in report.not_run)
+
+
+@pytest.mark.soak
+def test_two_processes_go_on_as_two_did(recipe, tmp_path):
+    output = tmp_path / "copy-run"
+    script = f"import sys; sys.path.insert(0, {str(RECIPES)!r}); import hf_trainer; hf_trainer.make_trainer().train()"
+    (tmp_path / "copy-train.py").write_text(script)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "TEST_OUTPUT": str(output)}
+    subprocess.run(
+        [*launcher, str(tmp_path / "copy-train.py")], env=env, check=True, capture_output=True, timeout=200
+    )
+    report = validate(
+        Request(str(output / "checkpoint-15"), recipe=recipe("hf_trainer:make_trainer"), steps=4, nproc=2)
+    )
+    assert (report.result, report.bitwise) == ("continuous", True)
