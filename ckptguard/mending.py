@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
+from ckptguard.arriving import alone, enough_space
 from ckptguard.errors import KeyNotFound, Refused, StoreError
 from ckptguard.model import Entry
 from ckptguard.ports import Store
 from ckptguard.repair import PIECE, THREADS, FilePlan, RepairPlan, block_digest
-from ckptguard.replicate import enough_space
 from ckptguard.storage.local import LocalStore
 from ckptguard.storage.transfer import differing_blocks
 
@@ -38,7 +36,7 @@ def apply_repair(
     or when the replica does not hold what is needed, StoreError when a side fails; the checkpoint is as it was then.
     """
     root = store.root
-    with _alone(root, plan.path):
+    with alone(root / BUILDING / f"{plan.path}.lock", plan.path):
         wanted = {path: files for path, files in _units(plan).items() if not all(f.sound for f in files)}
         for path in wanted:
             _leftovers(root, path, stamp)
@@ -229,16 +227,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(root: Path, path: str) -> Iterator[None]:
-    """Only one repair of a checkpoint at a time."""
-    lock = root / BUILDING / f"{path}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Refused(f"{path}: another repair of it is running", "wait until it has finished") from None
-        yield

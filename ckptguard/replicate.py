@@ -8,40 +8,25 @@ the whole checkpoint is written below `.ckptguard/incoming/` and moved into plac
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from ckptguard import units
-from ckptguard.errors import KeyNotFound, Refused, StoreError
+from ckptguard.arriving import FILES_AT_ONCE, Arrived, Progress, bring, source_key
+from ckptguard.errors import FormatError, KeyNotFound, Refused, StoreError
 from ckptguard.layouts._base import build_directory, locate, step_in
-from ckptguard.model import Entry, Manifest, Pointer, Role
+from ckptguard.model import Entry, Manifest, ManifestFile, Pointer, Role
+from ckptguard.onto_disk import onto_disk
 from ckptguard.ports import Store, WritableStore
+from ckptguard.seals import Seal, read_seal, write_seal
 from ckptguard.storage.transfer import Copier
 
 OURS = ".ckptguard"
-INCOMING = f"{OURS}/incoming"
 RECEIPTS = f"{OURS}/replicas"
 LAST = frozenset({Role.INDEX, Role.METADATA, Role.TRAINER_STATE, Role.CONFIG})
-FILES_AT_ONCE = 4
 SMALL = 1 << 20
 COMPANION = 256 << 20
-
-Progress = Callable[[str, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """One file in the destination: its entry there, its checksum, how it was proven, how many bytes were sent."""
-
-    name: str
-    entry: Entry
-    crc64nvme: str
-    proven_by: str
-    sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +62,7 @@ def replicate(
     differs. What was copied before a failure is gone on with the next time.
     """
     if destination.traits.atomic_rename:
-        files = _onto_disk(source, manifest, destination, progress)
+        files = onto_disk(source, manifest, destination, overwrite, progress)
     else:
         files = _file_by_file(source, manifest, destination, overwrite, progress)
     _all_still_there(destination, manifest, files)
@@ -95,127 +80,15 @@ def _file_by_file(
     found: list[Arrived] = []
     with Copier(source, destination) as copier, ThreadPoolExecutor(FILES_AT_ONCE) as pool:
 
-        def bring(file: Any) -> Arrived:
-            arrived = _bring(copier, _source_key(file.entry), file.entry.key, file.name, overwrite)
+        def fetch(file: ManifestFile) -> Arrived:
+            arrived = bring(copier, source_key(file.entry), file.entry.key, file.name, overwrite)
             if progress:
                 progress(file.name, file.entry.size)
             return arrived
 
         for group in (data, marks):
-            found += pool.map(bring, group)
+            found += pool.map(fetch, group)
     return tuple(found)
-
-
-def _bring(copier: Copier, key: str, to: str, name: str, overwrite: bool) -> Arrived:
-    try:
-        there: Entry | None = copier.destination.stat(to)
-    except KeyNotFound:
-        there = None
-    if there is not None:
-        if copier.same(key, to):
-            return Arrived(name, there, copier.checksum(to), "the same bytes were there already", 0)
-        if not overwrite:
-            raise Refused(
-                f"{copier.destination.url}/{to}: other bytes lie there already ({there.size} bytes); they were left as they are",
-                "compare both: ckptguard audit RUN --replica REPLICA; --overwrite replaces them",
-            )
-    copied = copier.copy(key, to, replace=there)
-    return Arrived(name, copied.entry, copied.crc64nvme, copied.proven_by, copied.sent)
-
-
-def _onto_disk(
-    source: Store, manifest: Manifest, destination: WritableStore, progress: Progress | None
-) -> tuple[Arrived, ...]:
-    """Into a folder of ours, whole; then one rename puts the checkpoint where it belongs."""
-    root = Path(destination.url)
-    final = root / manifest.path
-    single = [f.entry.key for f in manifest.files] == [manifest.path]
-    if final.exists() or (not single and any((root / f.entry.key).exists() for f in manifest.files)):
-        return _compare_in_place(source, manifest, destination)
-    staged = root / INCOMING / manifest.path
-    enough_space(root, manifest.size - _size_of(staged))
-    with Copier(source, destination) as copier, ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-
-        def bring(file: Any) -> Arrived:
-            arrived = _bring(
-                copier, _source_key(file.entry), f"{INCOMING}/{file.entry.key}", file.name, False
-            )
-            if progress:
-                progress(file.name, file.entry.size)
-            return arrived
-
-        files = tuple(pool.map(bring, manifest.files))
-    final.parent.mkdir(parents=True, exist_ok=True)
-    inside = f"{manifest.path}/"
-    # What lies beside goes first, and the file or folder by which the checkpoint is known last.
-    for file in manifest.files:
-        if file.entry.key != manifest.path and not file.entry.key.startswith(inside):
-            _rename_new(root / INCOMING / file.entry.key, root / file.entry.key)
-    _rename_new(staged, final)
-    _forget(destination)
-    return tuple(
-        Arrived(a.name, destination.stat(f.entry.key), a.crc64nvme, a.proven_by, a.sent)
-        for a, f in zip(files, manifest.files, strict=True)
-    )
-
-
-def _rename_new(staged: Path, final: Path) -> None:
-    try:
-        if staged.is_file():
-            final.hardlink_to(staged)
-            staged.unlink()
-        else:
-            # An empty folder may be replaced by a rename; one with files in it refuses.
-            staged.rename(final)
-    except OSError as error:
-        raise Refused(
-            f"{final}: something else was put there meanwhile; it was left as it is", "look at it"
-        ) from error
-
-
-def _compare_in_place(source: Store, manifest: Manifest, destination: Store) -> tuple[Arrived, ...]:
-    """What lies there already must be the whole checkpoint, byte for byte."""
-    with Copier(source, destination) as copier:
-        arrived = []
-        for file in manifest.files:
-            try:
-                same = copier.same(_source_key(file.entry), file.entry.key)
-            except KeyNotFound:
-                same = False
-            if not same:
-                raise Refused(
-                    f"{destination.url}/{file.entry.key}: missing or different in what lies there already; "
-                    "it was left as it is",
-                    f"ckptguard repair {destination.url}/{manifest.path} --from {source.url}",
-                )
-            entry = destination.stat(file.entry.key)
-            arrived.append(
-                Arrived(
-                    file.name, entry, copier.checksum(file.entry.key), "the same bytes were there already", 0
-                )
-            )
-    return tuple(arrived)
-
-
-def enough_space(folder: Path, needed: int) -> None:
-    """Raise Refused where less is free than is needed, with a margin for what others write meanwhile."""
-    here = next(p for p in (folder, *folder.parents) if p.exists())
-    free = shutil.disk_usage(here).free
-    margin = min(needed // 20, 1 << 30) + (1 << 20)
-    if free < needed + margin:
-        raise Refused(
-            f"{folder}: {units.size(needed)} are needed and {units.size(free)} are free",
-            "make room, or choose a folder on another volume",
-        )
-
-
-def _size_of(folder: Path) -> int:
-    return sum(p.stat().st_blocks * 512 for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
-
-
-def _source_key(entry: Entry) -> str:
-    """Links are copied as what they lead to."""
-    return entry.resolved if entry.kind == "link" and entry.resolved else entry.key
 
 
 # --- afterwards ---------------------------------------------------------------------------------------
@@ -240,10 +113,8 @@ def _note(
     source: Store, destination: WritableStore, manifest: Manifest, files: Sequence[Arrived], now: float
 ) -> None:
     """Write the seal, fitted to the files that lie here now, and the receipt."""
-    from ckptguard.seals import read_seal, write_seal
-
-    seal = read_seal(source, "", manifest.path)
-    if seal is not None and not seal.stale_for({f.name: f.entry for f in manifest.files}):
+    seal = _seal(source, manifest)
+    if seal is not None:
         here = {f.name: f.entry for f in files}
         known = {f.name: f.entry for f in manifest.files}
         fitted = {
@@ -269,6 +140,15 @@ def _note(
         },
     }
     destination.put(f"{RECEIPTS}/{manifest.path}.json", json.dumps(receipt, indent=1).encode() + b"\n")
+
+
+def _seal(source: Store, manifest: Manifest) -> Seal | None:
+    """The seal of this very save; a damaged one is not passed on."""
+    try:
+        seal = read_seal(source, "", manifest.path)
+    except FormatError:
+        return None
+    return None if seal is None or seal.stale_for({f.name: f.entry for f in manifest.files}) else seal
 
 
 def _companions(source: Store, destination: WritableStore, path: str) -> None:
@@ -326,9 +206,3 @@ def _older(destination: Store, key: str, there: Entry, manifest: Manifest, says:
 def _relative(says: bytes, home: str) -> str:
     text = says.decode("utf-8", "replace").strip()
     return f"{home}/{text}" if home else text
-
-
-def _forget(store: Store) -> None:
-    forget = getattr(store, "forget", None)
-    if forget is not None:
-        forget()

@@ -13,7 +13,7 @@ from ckptguard.model import Resume, RunReport, Verdict
 from ckptguard.places import Place, join, place_of
 from ckptguard.ports import WritableStore
 from ckptguard.replica_look import Tree, list_tree
-from ckptguard.replicate import Replica, replicate
+from ckptguard.replicate import RECEIPTS, Replica, replicate
 from ckptguard.storage.opening import open_store, split_target
 
 Say = Callable[[str], None]
@@ -101,10 +101,12 @@ def _run(job: _Job, destination: str, options: Options, overwrite: bool, say: Sa
         raise NothingRecognised(
             f"{join(job.run, job.keys[0])}: not recognised as a checkpoint", "ckptguard audit RUN lists them"
         )
+    # Asked before hours are spent on the source.
+    to = open_destination(destination)
+    next(iter(to.list(RECEIPTS)), None)
     target = job.run if job.whole else join(job.run, wanted[0].path)
     say(f"{target}: looking at {options.depth} before it is copied")
     verdicts = _verdicts(audit(target, options))
-    to = open_destination(destination)
     for manifest in sorted(wanted, key=lambda m: (m.step is None, m.step or 0, m.modified)):
         path, there = join(job.run, manifest.path), join(destination, manifest.path)
         verdict = verdicts.get(path)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckptguard.arriving import Progress
 from ckptguard.errors import NothingRecognised
 from ckptguard.model import Manifest
 from ckptguard.places import place_of
 from ckptguard.replica_look import list_tree
-from ckptguard.replicate import Progress, replicate
+from ckptguard.replicate import replicate
 from ckptguard.storage.local import LocalStore
 from ckptguard.storage.opening import open_store
 

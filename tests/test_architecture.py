@@ -46,6 +46,8 @@ LAYERS: list[tuple[str, ...]] = [
     (
         "replicas",
         "replica_look",
+        "arriving",
+        "onto_disk",
         "replicate",
         "staging",
         "replicate_many",

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from ckptguard.arriving import alone
 from ckptguard.errors import Refused, StoreError
 from ckptguard.model import Evidence, Manifest
+from ckptguard.onto_disk import INCOMING
 from ckptguard.replica_look import Tree, compare_with_replica, list_tree
 from ckptguard.replicate import RECEIPTS, Replica, replicate
 from ckptguard.seals import Seal, read_seal, seal_file, write_seal
@@ -112,6 +114,30 @@ def test_other_bytes_are_left_as_they_are(
     with pytest.raises(Refused, match="missing or different"):
         copy(source, 10, str(other))
     assert [p.name for p in other.rglob("*") if p.is_file()] == ["optimizer.pt"]
+    copy(source, 10, str(other), overwrite=True)
+    assert len(files_of(str(other))) == len(checkpoint(source, 10).files)
+    assert (other / ".ckptguard/replaced/checkpoint-10/optimizer.pt").read_bytes() == b"precious"
+
+
+def test_what_an_earlier_save_left_half_way_is_not_mixed_in(make_run: MakeRun, tmp_path: Path) -> None:
+    run, other = make_run(), tmp_path / "other"
+    staged = other / INCOMING / "checkpoint-10"
+    staged.mkdir(parents=True)
+    (staged / "gone.bin").write_bytes(b"of an earlier save")
+    (staged / "optimizer.pt").write_bytes(b"of an earlier save")
+    copy(tree_of(run), 10, str(other))
+    assert files_of(str(other)) == {
+        k: v for k, v in files_of(str(run)).items() if k.startswith("checkpoint-10/")
+    }
+
+
+def test_one_copy_onto_a_disk_at_a_time(make_run: MakeRun, tmp_path: Path) -> None:
+    source, other = tree_of(make_run()), tmp_path / "other"
+    other.mkdir()
+    lock = other / INCOMING / "checkpoint-10.lock"
+    with alone(lock, "it"), pytest.raises(Refused, match="another process is at work"):
+        copy(source, 10, str(other))
+    copy(source, 10, str(other))
 
 
 def test_a_failure_leaves_nothing_that_looks_complete(
@@ -151,7 +177,7 @@ def test_too_little_space_is_found_out_before_anything_is_written(
     source = tree_of(make_run())
     other = tmp_path / "other"
     other.mkdir()
-    monkeypatch.setattr("ckptguard.replicate.shutil.disk_usage", lambda path: type("U", (), {"free": 1000})())
+    monkeypatch.setattr("ckptguard.arriving.shutil.disk_usage", lambda path: type("U", (), {"free": 1000})())
     with pytest.raises(Refused, match=r"are needed and 1 kB are free"):
         copy(source, 10, LocalStore(other))
     assert list(other.iterdir()) == []
