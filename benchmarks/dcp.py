@@ -17,6 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def structure(folder: Path, tensors: int, shards: int) -> dict[str, float]:
     found = {}
     for size in (tensors // 4, tensors // 2, tensors):
         run = many(folder / f"many-{size}", size, min(shards, size))
-        found[str(size)] = seconds(lambda run=run: looked_at(run, Evidence.STRUCTURE))
+        found[str(size)] = seconds(partial(looked_at, run, Evidence.STRUCTURE))
     return found
 
 
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        result = {
+        result: dict[str, Any] = {
             "cores": len(os.sched_getaffinity(0)),
             "structure": structure(Path(scratch), options.tensors, options.shards),
             "content": content(Path(scratch), options.gigabytes),

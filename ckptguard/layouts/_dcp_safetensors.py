@@ -71,28 +71,29 @@ def interpret_shards(manifest: Manifest, files: Mapping[str, FileFacts]) -> Stat
         for tensor, offsets in _placed(builder, file.name, facts):
             pieces.setdefault(tensor.name, {})[Chunk(offsets, tensor.shape)] = (file.name, tensor)
     for name, parts in pieces.items():
+        where, first = next(iter(parts.values()))
         depth = {len(c.offsets) for c in parts}
         if (
             len(depth) != 1
             or any(len(c.sizes) != len(c.offsets) for c in parts)
             or len({t.dtype for _, t in parts.values()}) != 1
         ):
-            file = next(iter(parts.values()))[0]
             builder.problem(
-                file,
+                where,
                 "shape-mismatch",
                 name,
                 f"the pieces of {name} differ in dtype or in the number of dimensions",
             )
             continue
         shape = tuple(max(c.offsets[axis] + c.sizes[axis] for c in parts) for axis in range(depth.pop()))
-        entry = TensorEntry(name, next(iter(parts.values()))[1].dtype, shape, tuple(parts))
-        whole, file = join_chunks(entry, [(c, f, t) for c, (f, t) in parts.items()])
-        builder.add_model({name: whole}, file)
+        whole, where = join_chunks(
+            TensorEntry(name, first.dtype, shape, tuple(parts)), [(c, f, t) for c, (f, t) in parts.items()]
+        )
+        builder.add_model({name: whole}, where)
         held = sum(c.numel for c in parts)
         if held != prod(shape):
             builder.problem(
-                file,
+                where,
                 "missing-tensor",
                 name,
                 f"the pieces of {name} hold {held} elements, its shape {list(shape)} has {prod(shape)}",

@@ -119,18 +119,18 @@ def _completion(builder: Builder, files: Mapping[str, FileFacts], prefix: str) -
 
 def _common(builder: Builder, common: Any, where: str) -> Mapping[str, Any]:
     """Iteration, arguments, schedule, scaler. Returns the common state, empty where there is none."""
-    common = common if isinstance(common, dict) else {}
-    add_progress(builder, common, where)
-    schedule = common.get("opt_param_scheduler", common.get("lr_scheduler"))
+    state: Mapping[str, Any] = common if isinstance(common, dict) else {}
+    add_progress(builder, state, where)
+    schedule = state.get("opt_param_scheduler", state.get("lr_scheduler"))
     if isinstance(schedule, dict) and schedule:
         add_schedule(builder, schedule, where)
-    for optimizer in optimizers_in(common.get("optimizer")):
+    for optimizer in optimizers_in(state.get("optimizer")):
         scaler = optimizer.get("grad_scaler")
         if isinstance(scaler, dict):
             builder.add_scaler(scaler, where)
-    if "pytorch-lightning_version" in common or "loops" in common:
-        _lightning(builder, common, where)
-    return common
+    if "pytorch-lightning_version" in state or "loops" in state:
+        _lightning(builder, state, where)
+    return state
 
 
 def add_progress(builder: Builder, common: Mapping[str, Any], where: str) -> None:
@@ -311,8 +311,8 @@ def _count_objects(builder: Builder, content: Content) -> None:
     for name in content.index.objects if content.index else ():
         match = OBJECT.match(name)
         if match:
-            key = match.group("key"), match.group("shape")
-            counted[key] = counted.get(key, 0) + 1
+            kind = match.group("key"), match.group("shape")
+            counted[kind] = counted.get(kind, 0) + 1
     metadata = content.prefix + ".metadata"
     for (key, shape), count in counted.items():
         wanted = prod(int(n) for n in shape.split("."))
