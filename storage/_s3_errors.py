@@ -108,7 +108,13 @@ def _answered(response: Mapping[str, Any], operation: str, where: str) -> Ckptgu
             f"{where}: this machine's clock differs too much from the server's",
             "set the clock (timedatectl set-ntp true) and try again",
         )
-    if code in WRONG_REGION or code == "400":
+    if code == "400":
+        # A HEAD request is answered without the reason.
+        return StoreDenied(
+            f"{where}: refused without a reason (400): the session token has expired, or the region is wrong",
+            "renew the credentials; set AWS_REGION to the region of the bucket",
+        )
+    if code in WRONG_REGION:
         region = (
             details.get("Region") or details.get("BucketRegion") or _header(response, "x-amz-bucket-region")
         )
