@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -93,6 +93,15 @@ def _slices(group: Any) -> dict[str, tuple[int, int]]:
         if isinstance(start, int) and isinstance(numel, int):
             found[str(name)] = (start, numel)
     return found
+
+
+def recorded_shapes(tree: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every parameter that the optimizer holds, by the model file's own record."""
+    groups = tree.get("param_shapes")
+    for group in groups if isinstance(groups, list) else [groups]:
+        for name, shape in as_object(group).items():
+            if isinstance(shape, tuple) and all(isinstance(d, int) for d in shape):
+                yield str(name), shape
 
 
 # --- how the parts fit --------------------------------------------------------------------------------
