@@ -93,7 +93,7 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         facts = look.read_enough(manifest)
         if facts is None:
             continue
-        verdict = look.verdict(facts, [facts])
+        verdict, siblings = look.verdict(facts, [facts]), []
         if verdict.resume is Resume.EXACT:
             # What only the checkpoint before has (a scaler, averages, other names) was lost since.
             verdict = look.verdict(facts, [facts, *_sound_before(look, order, manifest)])
@@ -112,7 +112,11 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
                 f"{target}: the time limit was reached while {verdict.path} was looked at",
                 "give it more time (--timeout), or less to do: --depth structure, or --max-age with recorded verdicts",
             )
-        chosen = resume_from([verdict], allow_lossy=options.allow_lossy)
+        chosen = resume_from(
+            [verdict],
+            allow_lossy=options.allow_lossy,
+            siblings=[s.state.components for s in siblings],
+        )
         if chosen is not None:
             break
     seen = {f.path for f, _ in pairs if f is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ckptguard.codes import finding
@@ -109,8 +109,30 @@ def newest_safe(verdicts: Iterable[Verdict]) -> Verdict | None:
     return next((v for v in newest_first(verdicts) if v.resume.safe), None)
 
 
-def resume_from(verdicts: Sequence[Verdict], *, allow_lossy: bool = False) -> Verdict | None:
-    """The newest that is as complete as the run allows; with `allow_lossy` the newest safe one."""
+def resume_from(
+    verdicts: Sequence[Verdict],
+    *,
+    allow_lossy: bool = False,
+    siblings: Iterable[Mapping[str, bool | None]] = (),
+) -> Verdict | None:
+    """The newest that is as complete as the run allows; with `allow_lossy` the newest safe one.
+
+    `siblings` are the components of further checkpoints of the run. What one of them has, the run does not lack: a last
+    save of the model alone (torchtitan's, by default) is passed over for the one before it.
+    """
     if allow_lossy:
         return newest_safe(verdicts)
-    return next((v for v in newest_first(verdicts) if v.as_complete_as_the_run_allows), None)
+    parts = (*(v.components for v in verdicts), *siblings)
+    held = {name for components in parts for name, there in components.items() if there}
+    return next(
+        (v for v in newest_first(verdicts) if v.as_complete_as_the_run_allows and not _lacks(v) & held), None
+    )
+
+
+def _lacks(verdict: Verdict) -> set[str]:
+    """The components whose absence makes a checkpoint lossy."""
+    return {
+        f.code.removeprefix("missing-")
+        for f in verdict.findings
+        if f.effect is Effect.LOSSY and f.code.startswith("missing-")
+    }

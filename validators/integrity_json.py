@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptguard.codes import finding
 from ckptguard.errors import FormatError
@@ -36,7 +36,7 @@ class IntegrityJson:
             yield from self._folder(subject, posixpath.dirname(name), expected)
 
     @staticmethod
-    def _folder(subject: Subject, folder: str, expected: dict[str, str]) -> Iterator[Finding]:
+    def _folder(subject: Subject, folder: str, expected: Mapping[str, str]) -> Iterator[Finding]:
         facts = subject.facts
         prefix = f"{folder}/" if folder else ""
         there = {f.name[len(prefix) :]: f.entry for f in facts.manifest.files if f.name.startswith(prefix)}

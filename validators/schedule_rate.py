@@ -71,16 +71,7 @@ def _groups(facts: CheckpointFacts) -> list[tuple[float, Mapping[str, Any]]]:
 
 def _rate(values: Mapping[str, Any], samples: int, group: Mapping[str, Any]) -> float | None:
     """Megatron's closed form (megatron/core/optimizer_param_scheduler.py `get_lr`)."""
-    high = (
-        number(group.get("max_lr"))
-        if number(group.get("max_lr")) is not None
-        else number(values.get("max_lr"))
-    )
-    low = (
-        number(group.get("min_lr"))
-        if number(group.get("min_lr")) is not None
-        else number(values.get("min_lr"))
-    )
+    high, low = (number(group.get(key, values.get(key))) for key in ("max_lr", "min_lr"))
     warmup, decay = number(values.get("lr_warmup_steps")), number(values.get("lr_decay_steps"))
     if high is None or low is None or warmup is None or decay is None or samples <= warmup or decay <= warmup:
         return None
@@ -91,7 +82,7 @@ def _rate(values: Mapping[str, Any], samples: int, group: Mapping[str, Any]) -> 
     if samples > decay:
         return low * multiplier
     if style == "inverse-square-root":
-        return max(low, high * max(warmup, 1) ** 0.5 / max(samples, 1) ** 0.5) * multiplier
+        return max(low, high * math.sqrt(max(warmup, 1.0) / max(samples, 1))) * multiplier
     ratio = (samples - warmup) / (decay - warmup)
     share = {"linear": 1.0 - ratio, "cosine": 0.5 * (math.cos(math.pi * ratio) + 1.0)}.get(style)
     return None if share is None else (low + share * (high - low)) * multiplier

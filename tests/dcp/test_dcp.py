@@ -15,6 +15,7 @@ import pytest
 from ckptguard.discover import find_checkpoints
 from ckptguard.facts import Reader, Wanted
 from ckptguard.formats.dcp_metadata import Index, Item
+from ckptguard.inspect import Options, preflight
 from ckptguard.layouts._base import build_directory
 from ckptguard.layouts._dcp import read_dcp
 from ckptguard.model import Evidence, Resume, RunReport, Severity, Verdict
@@ -414,6 +415,15 @@ def test_torchtitan_runs_are_silent_and_their_last_save_is_told_apart(titan_run:
     assert not [f for f in report.findings if f.loud]
     assert report.checkpoints[0].gaps == ("rng",)
     assert report.checkpoints[0].components["dataloader"] is True
+
+
+def test_a_last_save_of_the_model_alone_is_not_resumed_from(titan_run: Path, look: Look) -> None:
+    before = str(titan_run / "checkpoint" / "step-4")
+    assert look(titan_run).resume_from == before
+    assert preflight(str(titan_run), Options()).resume_from == before
+    assert preflight(str(titan_run), Options(allow_lossy=True)).resume_from == before.replace(
+        "step-4", "step-6"
+    )
 
 
 def test_torchtitan_loader_states_are_counted(titan_run: Path, copied: Copy, look: Look) -> None:
