@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -166,7 +165,7 @@ def measure_replicate(folder: Path) -> dict[str, Any]:
     }
 
 
-def measure_many(folder: Path, checkpoints: int, files: int) -> dict[str, Any]:
+def measure_many(checkpoints: int, files: int) -> dict[str, Any]:
     """Listing and structure audit of a run of many objects."""
     import numpy as np
     from safetensors.numpy import save
@@ -252,22 +251,18 @@ def main() -> None:
         os.environ.update(server.environment())
         server.client().create_bucket(Bucket="bench")
         folder = Path(name)
-        results = {
-            "audit": measure_audit(folder, size),
-            "replicate": measure_replicate(folder),
-            "many_objects": measure_many(folder, 5 if quick else 100, 20 if quick else 100),
-            "peak_memory": measure_memory(folder, [size] if quick else [size, 2 * size, 4 * size]),
+        memory = [size] if quick else [size, 2 * size, 4 * size]
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "audit": lambda: measure_audit(folder, size),
+            "replicate": lambda: measure_replicate(folder),
+            "many_objects": lambda: measure_many(5 if quick else 100, 20 if quick else 100),
+            "peak_memory": lambda: measure_memory(folder, memory),
         }
-    print(
-        json.dumps(
-            {
-                "benchmark": "s3",
-                "own_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-                **results,
-            },
-            indent=1,
-        )
-    )
+        results: dict[str, Any] = {"benchmark": "s3"}
+        for part, measure in parts.items():
+            results[part] = measure()
+            print(part, json.dumps(results[part]), file=sys.stderr, flush=True)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
