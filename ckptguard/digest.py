@@ -18,6 +18,7 @@ from ckptguard.model import TensorFacts
 
 MAX_DIMENSIONS = 64  # numpy's limit; torch writes no more either
 PIECE = 1 << 20
+PAGE = 4096  # what file systems and disks lose at once
 BLOCK = 8 << 20
 
 Buffer = bytes | bytearray | memoryview
@@ -86,6 +87,7 @@ class Values:
     minimum: float = math.inf
     maximum: float = -math.inf
     squares: float = 0.0
+    zero_pages: int = 0
 
     def __add__(self, other: Values) -> Values:
         return Values(
@@ -94,6 +96,7 @@ class Values:
             min(self.minimum, other.minimum),
             max(self.maximum, other.maximum),
             self.squares + other.squares,
+            self.zero_pages + other.zero_pages,
         )
 
 
@@ -206,6 +209,15 @@ def _all_values(numbers: np.ndarray) -> Values:
     return Values(nan, inf, float(finite.min()), float(finite.max()), float(np.dot(finite, finite)))
 
 
+def zero_pages(buffer: Buffer) -> int:
+    """How many whole pages of a tensor, counted from its first byte, hold nothing but zero bytes."""
+    whole = len(buffer) // PAGE
+    if not whole:
+        return 0
+    words = np.frombuffer(buffer, np.uint8, whole * PAGE).view(np.uint64).reshape(whole, PAGE // 8)
+    return int(np.count_nonzero(np.bitwise_or.reduce(words, axis=1) == 0))
+
+
 # --- digests ------------------------------------------------------------------------------------------
 
 
@@ -251,6 +263,7 @@ def facts_from(digest: str, nbytes: int, dtype: str, values: Values) -> TensorFa
         minimum=values.minimum if known else None,
         maximum=values.maximum if known else None,
         norm=math.sqrt(values.squares) if has_norm else None,
+        zero_pages=values.zero_pages,
         zeros=known and values.minimum == 0 == values.maximum and not values.nan and not values.inf,
     )
 

@@ -275,6 +275,7 @@ def plan_scan(parsed: Parsed | Problem, size: int, block_size: int) -> scan.Plan
     if isinstance(parsed, Problem):
         return scan.Plan(size, block_size=block_size)
     extents: list[scan.Extent] = []
+    bare = all(s.crc is None for s in parsed.spans)
     for tensor in sorted(
         (t for t in parsed.tensors if t.start is not None and t.nbytes),
         key=lambda t: (t.start or 0, -t.nbytes),
@@ -291,7 +292,11 @@ def plan_scan(parsed: Parsed | Problem, size: int, block_size: int) -> scan.Plan
             continue
         extents.append(
             scan.Extent(
-                start, tensor.nbytes, dtype, keep=tensor.value is None and tensor.nbytes <= scan.SMALL_VALUES
+                start,
+                tensor.nbytes,
+                dtype,
+                keep=tensor.value is None and tensor.nbytes <= scan.SMALL_VALUES,
+                bare=bare,
             )
         )
     spans = tuple(sorted((s for s in parsed.spans if s.length), key=lambda s: s.start))

@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
@@ -24,6 +24,7 @@ from ckptguard.digest import (
     join_pieces,
     piece_digest,
     values_of,
+    zero_pages,
 )
 from ckptguard.formats._base import SMALL, Span
 from ckptguard.model import TensorFacts
@@ -35,12 +36,21 @@ ReadInto = Callable[[int, memoryview], None]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The bytes of a tensor: where, how many, of which dtype. `keep`: its bytes are wanted, not only their statistics."""
+    """The bytes of a tensor: where, how many, of which dtype.
+
+    `keep`: its bytes are wanted, not only their statistics. `bare`: no checksum covers it, so pages of zeros count.
+    """
 
     start: int
     nbytes: int
     dtype: str
     keep: bool = False
+    bare: bool = False
+
+    def values(self, piece: memoryview | bytes) -> Values:
+        """Statistics of a whole piece."""
+        found = values_of(piece, self.dtype)
+        return replace(found, zero_pages=zero_pages(piece)) if self.bare else found
 
     @property
     def end(self) -> int:
@@ -188,7 +198,7 @@ def _extents(part: Part, plan: Plan, view: memoryview, at: int, stop: int) -> No
             cut = min(high, last)
             piece = view[low - at : cut - at]
             if low == first and cut == last:
-                part.pieces.append((i, number, piece_digest(piece), values_of(piece, extent.dtype)))
+                part.pieces.append((i, number, piece_digest(piece), extent.values(piece)))
                 if extent.keep:
                     part.kept[i] = bytes(piece)
             else:
@@ -240,7 +250,7 @@ class Joiner:
             self._seams[i, number] = whole
             return
         self._digests[i][number] = piece_digest(whole)
-        self._values[i] += values_of(whole, extent.dtype)
+        self._values[i] += extent.values(whole)
         if extent.keep:
             self._kept[i] = whole
 

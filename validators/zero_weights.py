@@ -17,12 +17,14 @@ EMBEDDING = re.compile(
 class ZeroWeights:
     """Weight matrices that are all zero.
 
-    Finds: a matrix of zeros where a sibling checkpoint, or the same matrix of other layers, has numbers.
+    Finds: a matrix of zeros where a sibling checkpoint, or the same matrix of other layers, has numbers; and, in files
+    without checksums, pages of 4096 zero bytes inside a matrix that a sibling checkpoint does not have.
     Why it matters: it loads and trains; the loss moves by a hundredth, and the layer learns from nothing.
     Example: a tensor whose storage was allocated and never filled.
     What to do: resume from the checkpoint before.
     Blind spots: matrices that are zero by design in every checkpoint and every layer; LoRA's B matrices and other layers
-    that start from zero are expected to be zero at step 0 only. A zeroed part of a matrix needs a checksum or a seal.
+    that start from zero are expected to be zero at step 0 only. A zeroed part of a matrix in a run's only checkpoint needs a
+    checksum or a seal.
     """
 
     name = "zero-weights"
@@ -38,6 +40,7 @@ class ZeroWeights:
         weights = facts.state.model
         for name, tensor in weights.items():
             if not _is_zero(tensor):
+                yield from self._pages(subject, name, tensor)
                 continue
             reason = self._reason(subject, name, weights)
             if reason:
@@ -46,6 +49,31 @@ class ZeroWeights:
                     facts.state.subject(tensor),
                     f"all {tensor.numel} numbers of {name} are zero; {reason}",
                 )
+
+    @staticmethod
+    def _pages(subject: Subject, name: str, tensor: Tensor) -> Iterator[Finding]:
+        """A part that a disk or a copy lost: what all siblings have as zeros (padding, pruning) is meant so."""
+        if (
+            tensor.facts is None
+            or not tensor.facts.zero_pages
+            or not tensor.dtype.startswith(("float", "bfloat"))
+        ):
+            return
+        others = [
+            (s.path, o.facts.zero_pages)
+            for s in comparable(subject)
+            if stated_step(s)
+            and (o := s.state.model.get(name)) is not None
+            and o.facts is not None
+            and o.shape == tensor.shape
+        ]
+        if others and all(pages < tensor.facts.zero_pages for _, pages in others):
+            path, pages = others[0]
+            yield finding(
+                "zero-weights",
+                subject.facts.state.subject(tensor),
+                f"{tensor.facts.zero_pages} pages of 4096 bytes of {name} are zero, in {path} {pages} are",
+            )
 
     @staticmethod
     def _reason(subject: Subject, name: str, weights: Mapping[str, Tensor]) -> str:

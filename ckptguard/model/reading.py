@@ -52,6 +52,7 @@ class TensorFacts:
     """What reading a tensor's bytes found. `minimum` and `maximum` are of the finite values (None where there are none).
 
     `digest` is `ckptguard.digest`'s tensor digest: equal bytes give equal digests, wherever they lie.
+    `zero_pages` counts pages of 4096 zero bytes, in tensors that no checksum covers.
     """
 
     digest: str
@@ -62,6 +63,7 @@ class TensorFacts:
     maximum: float | None = None
     norm: float | None = None
     zeros: bool = False
+    zero_pages: int = 0
 
     @property
     def finite(self) -> bool:

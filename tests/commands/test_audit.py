@@ -168,3 +168,27 @@ def test_a_loops_own_checkpoint_directories_are_not_the_trainers(tmp_path, comma
     ]
     assert {f["severity"] for c in document["checkpoints"] for f in c["findings"]} == {"info"}
     assert document["resume_from"] == f"{tmp_path}/checkpoint-20"
+
+
+def test_a_page_of_zeros_is_seen_without_a_checksum(tmp_path, command):
+    """What a disk or an interrupted copy leaves: a hole of zeros in a file that carries no checksum."""
+    import torch
+    from safetensors.torch import save_file
+
+    weight = torch.randn(256, 256)
+    weight[:32] = 0  # rows that are zero in every checkpoint (padding) are meant so
+    for step in (10, 20, 30):
+        folder = tmp_path / f"step_{step}"
+        folder.mkdir()
+        save_file(
+            {"layer.weight": weight + (weight != 0) * torch.randn(256, 256) * 0.01},
+            folder / "model.safetensors",
+        )
+    assert command("audit", tmp_path, "--grace", "0").exit_code == 0
+    with (tmp_path / "step_30" / "model.safetensors").open("r+b") as file:
+        file.seek(100_000)
+        file.write(bytes(8192))
+    newest = command("audit", tmp_path, "--grace", "0", "--json").document["checkpoints"][-1]
+    assert [(f["code"], f["subject"]) for f in newest["findings"] if f["effect"] == "unsafe"] == [
+        ("zero-weights", "model.safetensors:layer.weight")
+    ]
