@@ -98,25 +98,18 @@ def catalog_at(db: str | None) -> Any:
 
 
 def _table(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     run = document["run"]
     risk = run["work_at_risk"] or {}
     say(f"{run['target']}: {run['state']}; {run['state_reason']}")
     say(f"resume from: {run['resume_from'] or 'nothing is proven safe'}")
     say(f"work at risk: {risk.get('steps')} steps, {risk.get('seconds')} s")
-    table = Table("step", "checkpoint", "phase", "resume", "evidence", "complete", "judged", box=None)
-    for one in reversed(document["checkpoints"]):
-        words = (
-            one["step"],
-            one["path"],
-            one["phase"],
-            one["resume"],
-            one["evidence"],
-            one["completed"],
-            one["judged"],
-        )
-        table.add_row(*(escape(str(w)) if w is not None else "-" for w in words))
-    Console(soft_wrap=True).print(table)
+    names = ("step", "resume", "evidence", "phase", "completed", "judged", "path")
+    lines = [names, *(tuple(_word(one[name]) for name in names) for one in reversed(document["checkpoints"]))]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(names))]
+    for line in lines:
+        typer.echo("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _word(value: Any) -> str:
+    """A value on one line of a terminal, whatever characters a path has."""
+    return "-" if value is None else "".join(c if c.isprintable() else "?" for c in str(value))
