@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from ckptguard.alerts._policy import Trouble, crowd, decide
 from ckptguard.catalog import checkpoints, findings, logs, outbox
 from ckptguard.catalog.runs import get_run, set_run
 from ckptguard.catalog.tables import findings as findings_table
+from ckptguard.catalog.troubles import Trouble, crowd, decide
 from ckptguard.codes import finding
 from ckptguard.jobs import rhythm, risk
 from ckptguard.jobs.activity import State

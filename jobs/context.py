@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ckptguard.alerts import open_sink
-from ckptguard.alerts._policy import routed
 from ckptguard.catalog import Catalog
+from ckptguard.catalog.troubles import routed
 from ckptguard.jobs.health import Health
 from ckptguard.model import Severity
 from ckptguard.ports import AlertSink

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptguard.alerts._policy import backoff
 from ckptguard.catalog import outbox
+from ckptguard.catalog.troubles import backoff
 from ckptguard.jobs.context import Context, Route
 
 

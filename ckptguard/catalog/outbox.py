@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from ckptguard.alerts._policy import Act, Decision, Standing, Trouble, document
 from ckptguard.catalog._rows import Row, insert_one, rows
 from ckptguard.catalog.tables import alerts, checkpoints, outbox
+from ckptguard.catalog.troubles import Act, Decision, Standing, Trouble, document
 from ckptguard.model import Severity
 from ckptguard.units import timestamp
 

@@ -11,7 +11,6 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from ckptguard.alerts._policy import Trouble, decide
 from ckptguard.catalog import (
     Catalog,
     checkpoints,
@@ -27,6 +26,7 @@ from ckptguard.catalog.restores import record_restore
 from ckptguard.catalog.runs import ensure_run, find_run, get_run, set_run
 from ckptguard.catalog.tables import alerts, metadata, verdicts
 from ckptguard.catalog.tables import findings as findings_table
+from ckptguard.catalog.troubles import Trouble, decide
 from ckptguard.catalog.verdicts import history, record_verdict
 from ckptguard.errors import ConfigError, StoreError
 from ckptguard.model import Severity

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.alerts._policy import (
+from ckptguard.catalog.troubles import (
     CROWD,
     Act,
     Decision,
