@@ -83,7 +83,7 @@ def _form(value: Any) -> str | None:
             return value.facts.digest if value.facts is not None else None
         value = np.asarray(value.value)
     if isinstance(value, np.ndarray):
-        return str(value.tobytes().__hash__())
+        return str(hash(value.tobytes()))
     if isinstance(value, tuple | list):
         forms = [_form(v) for v in value]
         return None if None in forms else str(forms)
