@@ -182,7 +182,7 @@ def store_findings(
     now: float,
     orphaned: float = ORPHANED,
 ) -> tuple[Finding, ...]:
-    """Findings on the store that a run lies in: orphaned uploads, rules that delete, files hidden by delete markers.
+    """Findings on the store that a run lies in: uploads, rules that delete, files hidden by delete markers.
 
     `newest_safe` is the key of the newest safe checkpoint, `safe` how many there are. Empty for stores without any of
     that. What the store refuses to tell is named as such.
@@ -191,7 +191,9 @@ def store_findings(
         return ()
     found: list[Finding] = []
     found += _asked(
-        "multipart uploads", store.url, lambda: upload_findings(list(store.uploads()), now, orphaned)
+        "multipart uploads",
+        store.url,
+        lambda: upload_findings(list(store.uploads()), now, orphaned, running=True),
     )
     if newest_safe is None:
         return tuple(found)

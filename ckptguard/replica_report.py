@@ -41,7 +41,16 @@ def _findings(target: str, report: RunReport, options: Options, replica: str | N
         only=[_key(report, v.path) for v in report.checkpoints],
         jobs=options.jobs or 4,
     )
-    return found + store_findings(copy, newest, safe=2, now=now)
+    # What the comparison said of an upload is not said twice.
+    more = store_findings(copy, newest, safe=2, now=now)
+    known = {(f.code, f.subject) for f in found}
+    uploading = {s for code, s in known if code == "upload-incomplete"}
+    return found + tuple(
+        f
+        for f in more
+        if (f.code, f.subject) not in known
+        and not any(f.subject.startswith(f"{path}/") for path in uploading)
+    )
 
 
 def _key(report: RunReport, path: str) -> str:

@@ -165,17 +165,28 @@ def _not_there(copy: CheckpointCopy, path: str, replica: str, now: float, late: 
     return finding("upload-incomplete", copy.path, f"not on {replica}", hint, severity=Severity.INFO)
 
 
-def upload_findings(uploads: Iterable[OpenUpload], now: float, limit: float = ORPHANED) -> Iterator[Finding]:
-    """Multipart uploads that nobody goes on with: they cost storage and are no file."""
+def upload_findings(
+    uploads: Iterable[OpenUpload], now: float, limit: float = ORPHANED, *, running: bool = False
+) -> Iterator[Finding]:
+    """Multipart uploads that nobody goes on with: they cost storage and are no file. With `running`, the others too."""
     for upload in uploads:
         idle = now - max(upload.last_activity, upload.started)
+        done = f"{upload.parts} parts, {units.size(upload.bytes)}"
         if idle >= limit:
             yield finding(
                 "orphaned-multipart",
                 upload.key,
                 f"a multipart upload was begun {units.duration(now - upload.started)} ago and never completed: "
-                f"{upload.parts} parts, {units.size(upload.bytes)}, nothing added for {units.duration(idle)}",
+                f"{done}, nothing added for {units.duration(idle)}",
                 "ckptguard prune RUN lists and aborts it; a lifecycle rule AbortIncompleteMultipartUpload does so by itself",
+            )
+        elif running:
+            yield finding(
+                "upload-incomplete",
+                upload.key,
+                f"being uploaded: {done} so far, begun {units.duration(now - upload.started)} ago",
+                "look again when the upload is done",
+                severity=Severity.INFO,
             )
 
 

@@ -112,6 +112,12 @@ def test_a_late_copy_and_a_deleted_one(copy: Copy) -> None:
 def test_what_the_bucket_itself_will_do(copy: Copy) -> None:
     store = open_store(copy.url)
     assert store_findings(store, "checkpoint-30", safe=3, now=time.time()) == ()
+    begun = copy.client.create_multipart_upload(Bucket=copy.bucket, Key="run/checkpoint-40/model.safetensors")
+    (running,) = store_findings(store, "checkpoint-30", safe=3, now=time.time())
+    assert (running.code, running.severity) == ("upload-incomplete", Severity.INFO)
+    copy.client.abort_multipart_upload(
+        Bucket=copy.bucket, Key="run/checkpoint-40/model.safetensors", UploadId=begun["UploadId"]
+    )
     rule = {"ID": "tidy", "Status": "Enabled", "Filter": {"Prefix": "run/"}, "Expiration": {"Days": 1}}
     copy.client.put_bucket_lifecycle_configuration(
         Bucket=copy.bucket, LifecycleConfiguration={"Rules": [rule]}
