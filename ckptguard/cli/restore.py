@@ -83,7 +83,8 @@ def restore(
         from ckptguard.report.restore_page import restore_page
         from ckptguard.restore.document import restore_document
         from ckptguard.restore.model import Limits
-        from ckptguard.restore.validation import Request, validate
+        from ckptguard.restore.request import Request
+        from ckptguard.restore.validation import validate
         from ckptguard.restore.words import result_lines
         from ckptguard.staging import staged
         from ckptguard.units import parse_duration, parse_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptguard.restore.model import Limits, RestoreReport
-from ckptguard.restore.validation import Request, validate
+from ckptguard.restore.request import Request
+from ckptguard.restore.validation import validate
 
 __all__ = ["Limits", "Request", "RestoreReport", "validate"]

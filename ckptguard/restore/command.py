@@ -19,7 +19,7 @@ from ckptguard.model import LogRow, NotRun
 from ckptguard.restore.logbook import continuation, training_rows
 from ckptguard.restore.model import Fault, Limits, Order, StepNumbers, Trial
 from ckptguard.restore.processes import run
-from ckptguard.restore.target import directory, recorded_environment
+from ckptguard.restore.records import directory, recorded_environment
 from ckptguard.restore.trials import SILENT_TRACKERS, Progress
 from ckptguard.storage.local import LocalStore
 

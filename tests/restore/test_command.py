@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ckptguard.errors import RecipeError, TimedOut, UsageError
+from ckptguard.restore import Request, validate
 from ckptguard.restore.model import Limits
 from ckptguard.restore.target import listing
-from ckptguard.restore.validation import Request, validate
 
 SCRIPT = Path(__file__).parent / "recipes" / "plain_loop.py"
 COMMAND = f"{sys.executable} {SCRIPT} {{out}} --resume {{checkpoint}} --slow 0.05"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ckptguard.errors import RecipeError
+from ckptguard.restore import Request, validate
 from ckptguard.restore.target import listing
-from ckptguard.restore.validation import Request, validate
 
 pytestmark = pytest.mark.hf
 
