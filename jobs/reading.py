@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptguard import inspect
 from ckptguard.digest import BLOCK
 from ckptguard.discover import Run, group_runs
 from ckptguard.facts import Reader, Wanted
 from ckptguard.jobs.lifecycle import fingerprint
+from ckptguard.look import Look
 from ckptguard.model import CheckpointFacts, Evidence, FileFacts, Manifest, Resume, Verdict
 from ckptguard.report.document import report_document, verdict_document
 from ckptguard.seals import Seal
+from ckptguard.targets import Opened, Options, open_target
 
 MOST_TENSORS = 20_000
 NEWEST = 12
@@ -39,7 +40,7 @@ class _Hashing(Reader):
         )
 
 
-class _Remembering(inspect.Look):
+class _Remembering(Look):
     """A look that compares with what the catalog remembers, where the run has no seal."""
 
     remembered: Mapping[str, Seal]
@@ -54,10 +55,10 @@ def audit(request: Mapping[str, Any], progress: Progress, tell: Tell) -> dict[st
     `remembered` holds seals by path; `known` verdicts by path, that hold for a fingerprint: a shallow look at the same
     bytes does not unsay them. Paths are relative to the target; "" is the target itself.
     """
-    options = inspect.Options(
+    options = Options(
         depth=Evidence(request["depth"]), grace=float(request["grace"]), max_rate=request.get("max_rate")
     )
-    opened, directory, manifests = inspect.open_target(request["target"], options)
+    opened, directory, manifests = open_target(request["target"], options)
     seals = {path: Seal.model_validate(body) for path, body in (request.get("remembered") or {}).items()}
     reports = []
     with _Hashing(opened.store, options.jobs, progress) as reader:
@@ -71,7 +72,7 @@ def audit(request: Mapping[str, Any], progress: Progress, tell: Tell) -> dict[st
 
 
 def _one_run(
-    request: Mapping[str, Any], opened: inspect.Opened, run: Run, options: inspect.Options, reader: Reader,
+    request: Mapping[str, Any], opened: Opened, run: Run, options: Options, reader: Reader,
     seals: Mapping[str, Seal], tell: Tell,
 ) -> dict[str, Any] | None:  # fmt: skip
     look = _Remembering(opened, run, options, reader)
@@ -100,7 +101,7 @@ def _one_run(
     return {"findings": report["findings"], "latest": latest}
 
 
-def _names(opened: inspect.Opened) -> Callable[[str], str]:
+def _names(opened: Opened) -> Callable[[str], str]:
     return lambda key: "" if key == opened.only else key
 
 

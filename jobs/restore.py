@@ -43,7 +43,7 @@ def restore(task: Task) -> str:
     target = f"{run['target'].rstrip('/')}/{row['path']}" if row["path"] else run["target"]
     task.say(f"restoring {target}")
     began = context.monotonic()
-    answer = ckptguard(task, arguments(target, known, settings), settings.timeout + 60.0)
+    answer = ckptguard(task, arguments(target, known, settings), 6 * settings.timeout + 60.0)
     if not isinstance(answer.document, dict) or "result" not in answer.document:
         raise CkptguardError(f"restore ended with status {answer.status} and no document")
     took = context.monotonic() - began
