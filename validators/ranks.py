@@ -3,12 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptguard.codes import finding
-from ckptguard.layouts._ranks import RANK_FILES, RankFiles
+from ckptguard.layouts._ranks import MOST, RANK_FILES, RankFiles
 from ckptguard.model import Effect, Evidence, Finding, Severity
 from ckptguard.ports import Subject
 from ckptguard.validators._base import LOSSY_RANKS
-
-MOST = 16  # a lost node takes many ranks with it; one finding a rank up to here, then a count
 
 
 class Ranks:
@@ -29,8 +27,6 @@ class Ranks:
         facts = subject.facts
         known = {a.subject for a in facts.manifest.absences}
         for kind in facts.state.attributes.get(RANK_FILES, ()):
-            if not kind.present and kind.expected == 1:
-                continue
             missing = [
                 r
                 for r in range(kind.expected)

@@ -28,6 +28,7 @@ from ckptguard.formats.reconstruct import Storage, storage_dtype
 from ckptguard.model import GlobalUse, Problem, Tensor
 
 MAX_PICKLE = 1 << 30
+PACKED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp")
 
 
 def read(source: Source) -> Parsed:
@@ -37,6 +38,12 @@ def read(source: Source) -> Parsed:
         return _torchscript(source, archive)
     pickle = archive.get("data.pkl")
     if pickle is None:
+        around = [name for name in archive.records if name.lower().endswith(PACKED)]
+        if around:
+            raise FormatError(
+                "bad-header",
+                f"a zip archive around {len(around)} checkpoint files ({around[0]}): unpack it, nothing loads it as it is",
+            )
         raise FormatError(
             "incomplete-save",
             f"the archive has {len(archive.records)} records and no data.pkl: the save raised an error before it had written anything",

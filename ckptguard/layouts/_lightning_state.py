@@ -7,7 +7,6 @@ from typing import Any
 
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._state import EMA_NAME, Builder, integer, is_optimizer, is_scaler, is_weights, items
-from ckptguard.model import Tensor
 
 VERSION = "pytorch-lightning_version"
 OWN_KEYS = frozenset(
@@ -134,7 +133,3 @@ def _mark_absent(builder: Builder, tree: Mapping[str, Any]) -> None:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def is_averaged(tree: Mapping[str, Any]) -> bool:
-    return isinstance(as_object(tree.get("averaging_state")).get("n_averaged"), Tensor)

@@ -64,24 +64,20 @@ class Samples:
     how: str
 
 
-def gaps_in(ranks: Iterable[int]) -> list[int]:
-    """The ranks below the highest that are not there."""
-    known = set(ranks)
-    return sorted(set(range(max(known, default=-1) + 1)) - known)
+MOST = 16  # a lost node takes many ranks with it: one absence a rank up to here, the last of which counts the rest
 
 
 def absent_ranks(what: str, pattern: str, ranks: Iterable[int], least: int = 0) -> list[Absence]:
     """What names alone show: ranks between 0 and the highest seen (or `least` - 1) without their file."""
     known = set(ranks)
     world = max(least, max(known, default=-1) + 1)
-    return [
-        Absence(
-            "missing-rank",
-            pattern.format(rank),
-            f"rank {rank} has no {what} here; {len(known)} of at least {world} ranks do",
-        )
-        for rank in sorted(set(range(world)) - known)
-    ]
+    missing = sorted(set(range(world)) - known)
+    absent = []
+    for place, rank in enumerate(missing[:MOST], 1):
+        more = f" (nor have {len(missing) - MOST} more ranks)" if place == MOST < len(missing) else ""
+        message = f"rank {rank} has no {what} here{more}; {len(known)} of at least {world} ranks do"
+        absent.append(Absence("missing-rank", pattern.format(rank), message))
+    return absent
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, int]:

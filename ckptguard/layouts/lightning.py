@@ -141,8 +141,11 @@ def _interpret_deepspeed(builder: Builder, manifest: Manifest, files: Mapping[st
     for file in manifest.by_role(Role.MODEL):
         tree = as_object(_tree(files, file.name))
         if "loops" in tree:
-            builder.schedulers = []  # one and the same, seen as the client's
+            own = list(builder.schedulers)
+            builder.schedulers = []
             add_trainer(builder, tree, file.name)
+            # One scheduler, known to both: the engine's own state of it is the one that it restores.
+            builder.schedulers = own or builder.schedulers
             break
 
 

@@ -22,7 +22,8 @@ HEALTHY = (
     "zero2-frozen",
     "universal",
     "experts",
-    "pipeline",
+    "lightning",
+    "pipeline",  # the last: its process groups stay
 )
 MORE = (
     "zero0-fp32",
@@ -131,6 +132,15 @@ def _load(path: Path) -> dict:
 
 def _shorten(groups: list) -> None:
     groups[-1] = groups[-1][:-1].clone()
+
+
+def test_lightnings_folder_around_it_is_one_checkpoint(runs: Path, look: Callable, damaged: Callable) -> None:
+    name = "epoch=0-step=8.ckpt"
+    seen = look(runs / "lightning")
+    assert [(v.layout, v.step) for v in seen.verdicts.values()] == [("lightning", 4), ("lightning", 8)]
+    broken = look(damaged(runs / "lightning", lambda r: damage.drop(r / name / "checkpoint" / OPTIM_1)))
+    assert "missing-rank" in broken.codes(name)
+    assert broken.resume("epoch=0-step=4.ckpt") == "exact"
 
 
 class TestContract(LayoutContract):

@@ -72,6 +72,7 @@ def train(
     epoch_length: int = 0,
     lr: float = 1e-2,
     extra: dict[str, Any] | None = None,
+    lightning: bool = False,
     **more: Any,
 ) -> None:
     torch.manual_seed(5)
@@ -112,8 +113,26 @@ def train(
                 state = {"step": engine.micro_steps, "epoch": 0, "torch_rng": torch.get_rng_state()}
             if by_hand:
                 state["scheduler"] = by_hand.state_dict()
+            if lightning:
+                # What Lightning's DeepSpeedStrategy does, which itself asks for CUDA (strategies/deepspeed.py save_checkpoint).
+                folder = OUT / name / f"epoch=0-step={engine.global_steps}.ckpt"
+                engine.save_checkpoint(
+                    str(folder), client_state=trainer_state(engine.global_steps), tag="checkpoint"
+                )
+                continue
             engine.save_checkpoint(str(OUT / name), client_state=state)
     deepspeed.comm.barrier()
+
+
+def trainer_state(step: int) -> dict[str, Any]:
+    """The rest of Lightning's checkpoint dictionary: all but weights, optimizers and schedulers."""
+    done = {"total": {"ready": step, "completed": step}, "current": {"ready": step, "completed": step}}
+    progress = {"optimizer": {"step": done, "zero_grad": {}}}
+    loops = {"fit_loop": {"state_dict": {}, "epoch_loop.automatic_optimization.optim_progress": progress}}
+    return {
+        "epoch": 0, "global_step": step, "pytorch-lightning_version": "2.6.6", "loops": loops, "callbacks": {}, "lr_schedulers": [],
+        "hparams_name": "kwargs", "hyper_parameters": {},
+    }  # fmt: skip
 
 
 def pipeline(name: str) -> None:
@@ -211,6 +230,7 @@ RUNS: dict[str, Any] = {
     "zero3-bf16": lambda n: train(n, 3, groups=True, **BF16),
     "zero3-frozen": lambda n: train(n, 3, net=Net(frozen=True), **BF16),
     "zero3-fp16": lambda n: train(n, 3, 24, 8, **FP16),
+    "lightning": lambda n: train(n, 2, lightning=True, **BF16),
     "universal": universal,
     "experts": experts,
     "zero2-resumed": lambda n: (
@@ -223,6 +243,6 @@ RUNS: dict[str, Any] = {
 
 if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
-    for name in sys.argv[4:] or list(RUNS):
+    for name in sorted(sys.argv[4:] or RUNS, key=list(RUNS).index):
         RUNS[name](name)
     deepspeed.comm.destroy_process_group()
