@@ -113,7 +113,7 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
                 "give it more time (--timeout), or less to do: --depth structure, or --max-age with recorded verdicts",
             )
         chosen = resume_from(
-            [verdict],
+            look.of_this_run([facts, *_saved_last(look, order, manifest)], [verdict]),
             allow_lossy=options.allow_lossy,
             siblings=[s.state.components for s in siblings],
         )
@@ -141,6 +141,15 @@ def _sound_before(look: Look, order: Sequence[Manifest], manifest: Manifest) -> 
     return []
 
 
+def _saved_last(look: Look, order: Sequence[Manifest], manifest: Manifest) -> list[CheckpointFacts]:
+    """The structure of the checkpoint that was written last, where that is another one: it is of the run that is here."""
+    last = max((m for m in order if not m.temporary), key=lambda m: m.modified, default=manifest)
+    if last.modified <= manifest.modified:
+        return []
+    facts = look.read(last, Evidence.STRUCTURE)
+    return [] if facts is None else [facts]
+
+
 def passed_over(report: RunReport) -> list[str]:
     """Why each newer checkpoint was not chosen, newest first."""
     reasons = []
@@ -150,6 +159,7 @@ def passed_over(report: RunReport) -> list[str]:
         if verdict.evidence is Evidence.LISTING:
             continue
         worst = [f for f in verdict.findings if f.effect > Effect.NONE] or list(verdict.findings)
+        worst += [f for f in report.findings if f.code == "foreign-checkpoint" and f.subject == verdict.path]
         words = "; ".join(f"{f.code}: {f.message}" for f in worst[:3])
         reasons.append(f"{verdict.path} is {verdict.resume}: {words}")
     return reasons

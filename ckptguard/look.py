@@ -36,6 +36,7 @@ from ckptguard.registry import layout_named, layouts
 from ckptguard.scan import SEGMENT
 from ckptguard.seals import Seal, read_seal
 from ckptguard.targets import Opened, Options
+from ckptguard.validators.foreign import strangers
 from ckptguard.validators.pickle_safety import unsafe_names
 
 
@@ -212,6 +213,11 @@ class Look:
             len(manifest.files), manifest.size, {}, manifest.gaps, Coverage(), Health(), (), modified=manifest.modified,
         )  # fmt: skip
 
+    def of_this_run(self, facts: Sequence[CheckpointFacts], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """The verdicts without those on checkpoints that an older run left here: their numbers say nothing of this one."""
+        older = {self.opened.shown(s.path) for s in strangers(facts, self.log) if s.older}
+        return [v for v in verdicts if v.path not in older]
+
     def report(self, target: str, pairs: Sequence[tuple[CheckpointFacts | None, Verdict]]) -> RunReport:
         """The run's report from the verdicts on its checkpoints."""
         order = sorted(
@@ -245,7 +251,8 @@ class Look:
         if self.opened.only is not None:
             order = [(f, v) for f, v in order if v.path == self.opened.shown(self.opened.only)]
         said = [v for _, v in order]
-        safe, best = newest_safe(said), resume_from(said, allow_lossy=self.options.allow_lossy)
+        own = self.of_this_run([f for f, _ in looked], said)
+        safe, best = newest_safe(own), resume_from(own, allow_lossy=self.options.allow_lossy)
         return RunReport(
             target=target,
             root=self.opened.shown(self.run.root.path),

@@ -60,12 +60,22 @@ class DataPosition:
             theirs = positions(twin.values) if twin else {}
             for name, found in mine.items():
                 before = theirs.get(name)
+                if before is not None and _one_pace((other_step, before), (step, found)):
+                    continue
                 pace = _pace(subject, name, loader.rank, epoch, other_step, before)
                 if before is not None and pace is not None:
                     want = before + pace * (step - other_step)
                     if close(want, round(want)):
                         result[name] = (found, round(want))
         return result
+
+
+def _one_pace(one: tuple[int, int], two: tuple[int, int]) -> bool:
+    """Whether both positions are a whole pace times their steps, off by the same part of a step (saved before the count)."""
+    (step, position), (later, found) = one, two
+    pace = round(found / later) if later else 0
+    offset = found - pace * later
+    return pace > 0 and offset == position - pace * step and abs(offset) <= pace
 
 
 def _pace(

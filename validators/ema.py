@@ -12,7 +12,7 @@ from ckptguard.validators._base import comparable, is_broken, stated_step
 class Ema:
     """Averaged weights (EMA, SWA).
 
-    Finds: averaged weights that the run's other checkpoints have and this one lacks, that equal the raw weights, that
+    Finds: averaged weights without raw ones, averages that the run's other checkpoints have and this one lacks, that equal the raw weights, that
     did not move since the checkpoint before, or whose shapes are not the model's.
     Why it matters: the training loss does not show it; the model that is evaluated and shipped is the averaged one.
     Example: a resume that filled the average with raw weights.
@@ -27,12 +27,14 @@ class Ema:
     def run(self, subject: Subject) -> Iterator[Finding]:
         facts = subject.facts
         siblings = comparable(subject)
+        if facts.state.attributes.get("only_averaged"):
+            if facts.state.optimizers:  # without any, it is an export, and says so by what it lacks
+                yield from self._alone(facts, siblings)
+            return
         if not facts.state.ema:
-            if (
-                any(s.state.ema for s in siblings)
-                and not is_broken(facts, [])
-                and not facts.state.attributes.get("only_averaged")
-            ):
+            if any(
+                s.state.ema and not s.state.attributes.get("only_averaged") for s in siblings
+            ) and not is_broken(facts, []):
                 yield finding(
                     "ema-mismatch",
                     facts.path,
@@ -53,6 +55,17 @@ class Ema:
                 return
         yield from self._raw(facts, siblings, model, ema)
         yield from self._stale(subject, siblings, ema)
+
+    @staticmethod
+    def _alone(facts: CheckpointFacts, siblings: list[CheckpointFacts]) -> Iterator[Finding]:
+        """Averages without the weights that they are of: made to be used, not to be trained on."""
+        usual = len(siblings) > 1 and all(s.state.attributes.get("only_averaged") for s in siblings)
+        yield finding(
+            "ema-mismatch",
+            facts.path,
+            f"{facts.path} holds averaged weights alone: training would go on from the average, with an optimizer of the raw weights",
+            severity=Severity.INFO if usual else None,
+        )
 
     @staticmethod
     def _raw(

@@ -69,11 +69,14 @@ class Pointers:
     ) -> Iterator[Finding]:
         if pointer.kind == "best" or named.step is None:
             return
-        series = next((f.manifest.series for f in subject.facts if f.path == pointer.resolved), "")
+        target = next((f.manifest for f in subject.facts if f.path == pointer.resolved), None)
+        if target is None:
+            return
         newer = [
             (v, f)
             for f in subject.facts
-            if f.manifest.series == series
+            if f.manifest.series == target.series
+            and f.manifest.modified >= target.modified - SAME_COPY  # higher and older: of another run
             and (v := verdicts[f.path]).resume.safe
             and v.step is not None
             and v.step > (named.step or 0)

@@ -53,10 +53,14 @@ class TorchFile(LayoutBase):
                 groups[step, ""].append(entry)  # type: ignore[index]
             else:
                 alone.append(entry)
+        # What is saved in parts at one step is so at all: a step of which parts are lost is still one save.
+        whole = [members for members in groups.values() if self._is_one_save(members)]
+        parts = {series_of(e.name) for members in whole for e in members}
+        models = [series_of(e.name) for members in whole for e in members if role_of(e.name) is Role.MODEL]
         claims = []
         for (step, _), members in sorted(groups.items()):
-            if self._is_one_save(members):
-                claims.append(self._several(directory, step, members))
+            if any(series_of(e.name) in parts for e in members):
+                claims.append(self._several(directory, step, members, models[0]))
             else:
                 alone += members
         return claims + [self._one(directory, e, alone) for e in sorted(alone, key=lambda e: e.key)]
@@ -113,12 +117,13 @@ class TorchFile(LayoutBase):
             attributes={"one_file": True, "speaks": speaks},
         )
 
-    def _several(self, directory: Directory, step: int, members: Sequence[Entry]) -> Manifest:
+    def _several(self, directory: Directory, step: int, members: Sequence[Entry], series: str) -> Manifest:
+        """One save in several files. `series` is that of the run's model files, whether this save still has one or not."""
         files = [ManifestFile(e.name, e, role_of(e.name), "torch", rank_of(e.name)) for e in members]
         for name, entry in sorted(directory.files.items()):
             if name.endswith(".json") and step_in(name) == step and entry.kind == "file":
                 files.append(ManifestFile(name, entry, Role.TRAINER_STATE, "json"))
-        main = next(f for f in files if f.role is Role.MODEL)
+        main = next((f for f in files if f.role is Role.MODEL), files[0])
         return Manifest(
             path=main.entry.key,
             layout=self.name,
@@ -126,7 +131,7 @@ class TorchFile(LayoutBase):
             step=step,
             carries=frozenset({"model", "optimizer", "rng"}),
             absences=rank_absences(files),
-            series=series_of(main.name),
+            series=series,
             attributes={"own_loop": True},
         )
 
@@ -137,7 +142,7 @@ class TorchFile(LayoutBase):
         found = []
         for name, entry in sorted(directory.files.items()):
             if name in POINTERS:
-                found.append(text_pointer(directory, name, read))
+                found.append(_by_number(directory, text_pointer(directory, name, read)))
             elif entry.kind == "link" and LINK.search(name):
                 found.append(link_pointer(directory, name))
             elif LINK.search(name) and 0 < entry.size <= 512 and name.lower().endswith(ENDINGS):
@@ -147,6 +152,20 @@ class TorchFile(LayoutBase):
             for p in found
             if p is not None
         )
+
+
+def _by_number(directory: Directory, pointer: Pointer | None) -> Pointer | None:
+    """A pointer that says a step names the one checkpoint of that step, where there is exactly one."""
+    if pointer is None or pointer.resolved is not None or not pointer.names.isdecimal():
+        return pointer
+    step = int(pointer.names)
+    named = [*directory.files.values(), *directory.dirs.values()]
+    fitting = [
+        e.key if isinstance(e, Entry) else e.path
+        for e in named
+        if (isinstance(e, Directory) or TorchFile._is_candidate(e.name, e)) and step_in(e.name) == step
+    ]
+    return replace(pointer, resolved=fitting[0]) if len(fitting) == 1 else pointer
 
 
 LAYOUT = TorchFile()
