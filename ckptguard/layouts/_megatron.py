@@ -28,7 +28,7 @@ def is_torch_dist(directory: Directory) -> bool:
     names = directory.files.keys()
     if has_dcp(directory):
         return CONFIG in names or COMMON in names or is_iteration(directory.name)
-    return COMMON in names and (CONFIG in names or is_iteration(directory.name))
+    return COMMON in names and (CONFIG in names or is_iteration(directory.name)) and not is_zarr(directory)
 
 
 def is_zarr(directory: Directory) -> bool:

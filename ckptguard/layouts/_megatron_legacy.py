@@ -15,29 +15,28 @@ def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFac
     """Recognise the files of all model-parallel ranks. Names get the rank's folder in front where there are several."""
     folders = {f.name.partition("/")[0] for f in manifest.files if f.role is Role.BUNDLE and "/" in f.name}
     builder.attributes["rank_grid"] = _grid(folders)
+    buffers = {f.name.partition("/")[0]: (f, _tree(files, f.name)) for f in manifest.by_role(Role.OPTIMIZER)}
     first = True
-    for file in manifest.files:
-        facts = files.get(file.name)
-        tree = facts.tree if facts is not None else None
-        if not isinstance(tree, dict):
+    for file in manifest.by_role(Role.BUNDLE):
+        tree = _tree(files, file.name)
+        if not tree:
             continue
         folder = file.name.partition("/")[0]
-        if file.role is Role.OPTIMIZER:
-            _buckets(builder, tree, file.name, file.rank)
-            continue
-        if file.role is not Role.BUNDLE:
-            continue
         prefix = f"{folder}." if len(folders) > 1 else ""
         for key in sorted(k for k in tree if str(k).startswith("model")):
             part = f"{key}." if key != "model" else ""
             for name, tensor in weights_in(tree[key]):
                 builder.add_model({part + name: tensor}, file.name, prefix)
         for optimizer in optimizers_in(tree.get("optimizer")):
-            builder.add_optimizer(
-                optimizer, file.name, rank=file.rank, sharded=not items(optimizer.get("state"))
-            )
             if isinstance(optimizer.get("grad_scaler"), dict):
                 builder.add_scaler(optimizer["grad_scaler"], file.name, file.rank)
+            if items(optimizer.get("state")) or folder not in buffers:
+                builder.add_optimizer(optimizer, file.name, rank=file.rank)
+                continue
+            # The distributed optimizer: groups lie beside the model, the flat buffers of all of them in a file of their own.
+            beside, held = buffers.pop(folder)
+            whole = {**optimizer, "state": _buckets(held)}
+            builder.add_optimizer(whole, beside.name, rank=file.rank, sharded=True, name="buckets")
         _rng(builder, tree, file.name)
         builder.replicated.append((file.name, _replicated(tree)))
         if first:
@@ -70,7 +69,7 @@ def weights_in(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
     return found
 
 
-def _buckets(builder: Builder, tree: Mapping[Any, Any], file: str, rank: int | None) -> None:
+def _buckets(tree: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
     """The distributed optimizer's buffers: gathered tensors by buffer, dtype and kind."""
     states: dict[str, dict[str, Any]] = {}
 
@@ -83,9 +82,13 @@ def _buckets(builder: Builder, tree: Mapping[Any, Any], file: str, rank: int | N
                 gather(inner, f"{path}.{key}" if path else str(key))
 
     gather(tree, "")
-    builder.add_optimizer(
-        {"state": states, "param_groups": []}, file, rank=rank, sharded=True, name="buckets"
-    )
+    return states
+
+
+def _tree(files: Mapping[str, FileFacts], name: str) -> Mapping[Any, Any]:
+    """What a file holds, where that is a dictionary; else nothing."""
+    facts = files.get(name)
+    return facts.tree if facts is not None and isinstance(facts.tree, dict) else {}
 
 
 def _rng(builder: Builder, tree: Mapping[str, Any], file: str) -> None:

@@ -255,3 +255,37 @@ def test_a_broken_integrity_json_is_a_warning(megatron_runs: Path, copied: Copy,
     folder = sealed(run)
     (folder / "integrity.json").write_text('{"algorithm": "md5", "files": {}}')
     assert (verdict(run).resume, codes(verdict(run))) == (Resume.EXACT, {"bad-header"})
+
+
+# --- older forms --------------------------------------------------------------------------------------
+
+
+def test_zarr_checkpoints_are_listed_and_said_to_be_unread(
+    megatron_runs: Path, tmp_path: Path, verdict: Judge
+) -> None:
+    folder = tmp_path / "run" / "iter_0000002"
+    for name in ("decoder.layers.weight", "optimizer.state.exp_avg.decoder.layers.weight"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / ".zarray").write_text("{}")
+        (folder / name / "0.0").write_bytes(b"1234")
+    (folder / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    shutil.copyfile(megatron_runs / "torch_dist" / "iter_0000002" / "common.pt", folder / "common.pt")
+    found = verdict(tmp_path / "run")
+    assert (found.layout, found.step, codes(found)) == ("megatron", 2, set())
+    assert "unverifiable" in codes(found, Severity.INFO)
+    assert found.components["model"] is True
+
+
+def test_the_legacy_distributed_optimizer_lies_beside_the_model(
+    megatron_runs: Path, copied: Copy, verdict: Judge
+) -> None:
+    import torch
+
+    run = copied(megatron_runs / "legacy")
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        folder = run / "iter_0000004" / rank
+        change_common(folder, lambda c: c["optimizer"]["optimizer"].pop("state"), "model_optim_rng.pt")
+        flat = {key: torch.rand(24) for key in ("param", "exp_avg", "exp_avg_sq")}
+        torch.save({0: {torch.float32: flat}}, folder / "distrib_optim.pt")
+    found = verdict(run)
+    assert (found.resume, codes(found)) == (Resume.EXACT, set())
