@@ -28,6 +28,9 @@ class DeepSpeed(LayoutBase):
     def interpret(self, manifest: Manifest, files: Mapping[str, FileFacts]) -> State:
         builder = Builder(manifest)
         add_tag(builder, manifest.files, files)
+        if manifest.attributes.get("universal"):
+            # A conversion loads only where universal loading is asked for: the save that it was made of goes first.
+            builder.attributes["attempt"] = -1
         return builder.build()
 
     def pointers(self, directory: Directory, read: Callable[[str], bytes]) -> Sequence[Pointer]:

@@ -134,6 +134,11 @@ def _shorten(groups: list) -> None:
     groups[-1] = groups[-1][:-1].clone()
 
 
+def test_a_conversion_does_not_go_before_the_save_that_it_was_made_of(runs: Path, look: Callable) -> None:
+    (report,) = look(runs / "universal").reports
+    assert report.resume_from is not None and report.resume_from.endswith("/global_step4")
+
+
 def test_lightnings_folder_around_it_is_one_checkpoint(runs: Path, look: Callable, damaged: Callable) -> None:
     name = "epoch=0-step=8.ckpt"
     seen = look(runs / "lightning")
