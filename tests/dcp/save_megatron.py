@@ -228,6 +228,8 @@ def worker(rank: int, out: str, port: int) -> None:
 def main() -> None:
     import socket
 
+    import megatron.core.dist_checkpointing  # noqa: F401 - once, before the processes fork
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -110,6 +110,8 @@ def worker(rank: int, out: str, port: int) -> None:
 def main() -> None:
     import socket
 
+    import torchtitan.components.checkpointer.dcp  # noqa: F401 - once, before the processes fork
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
