@@ -86,7 +86,12 @@ def preflight(target: str, options: Options | None = None, progress: Progress | 
 
 
 def _decide(target: str, look: Look, options: Options) -> Decision:
-    order = sorted(look.manifests, key=lambda m: (m.step is not None, m.step or 0, m.modified), reverse=True)
+    # A conversion (DeepSpeed's universal form) comes after the save that it was made of: not every launch can load it.
+    order = sorted(
+        look.manifests,
+        key=lambda m: (m.step is not None, m.step or 0, not m.attributes.get("conversion"), m.modified),
+        reverse=True,
+    )
     pairs: list[tuple[CheckpointFacts | None, Verdict]] = []
     chosen: Verdict | None = None
     for manifest in order:

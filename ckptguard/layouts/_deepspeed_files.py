@@ -60,7 +60,7 @@ def claim_tag(directory: Directory, layout: str) -> Manifest | None:
         temporary=is_temporary(directory.name),
         finished=not is_temporary(directory.name),
         series=series_of(directory.name) if step else "",
-        attributes={"universal": universal},
+        attributes={"universal": universal, "conversion": universal},
     )
 
 
