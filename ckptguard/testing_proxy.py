@@ -40,7 +40,7 @@ class Fault:
 
 class FaultProxy:
     """Stands before `port` of this machine. `faults` may be changed at any time; `seen` lists what came through, and `before` is
-    called with method and path before a request is passed on."""
+    called with method and path before a request is passed on; `refuse` may answer with a status and an error code."""
 
     def __init__(self, port: int) -> None:
         self.upstream = port
@@ -48,6 +48,7 @@ class FaultProxy:
         self.seen: list[tuple[str, str, Mapping[str, str]]] = []
         self.bytes_down = 0
         self.before: Callable[[str, str], None] = lambda method, path: None
+        self.refuse: Callable[[str, str, Mapping[str, str]], tuple[int, str] | None] = lambda m, p, h: None
         self.lock = threading.Lock()
         self.remembered: dict[str, tuple[int, list[tuple[str, str]], bytes]] = {}
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -98,6 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.seen.append((self.command, path, dict(self.headers)))
         proxy.before(self.command, path)
         fault = proxy.take(self.command, path)
+        refused = proxy.refuse(self.command, path, dict(self.headers))
+        if refused is not None:
+            fault = Fault("status", status=refused[0], code=refused[1])
         if fault is not None and fault.kind == "status":
             text = ERROR.format(code=fault.code).encode()
             self._answer(fault.status, [("Content-Type", "application/xml")], text, None)

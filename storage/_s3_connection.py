@@ -24,6 +24,8 @@ class S3Connection:
             self.client = client or make_client(self.location, self.options)
         self._slots = threading.BoundedSemaphore(self.options.concurrency)
         self._seen: dict[str, str] = {}
+        # What the server was found not to know: see `_s3_write`.
+        self.lacks: set[str] = set()
 
     def pages(self, operation: str, where: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         """The pages of a listing, each asked for only when the one before was consumed."""

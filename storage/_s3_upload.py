@@ -12,6 +12,7 @@ from ckptguard.errors import KeyNotFound, StoreError
 from ckptguard.model import Entry
 from ckptguard.storage._base import PartReceipt, Upload
 from ckptguard.storage._crc64 import crc64
+from ckptguard.storage._s3_write import condition, write
 
 if TYPE_CHECKING:
     from ckptguard.storage.s3 import S3Store
@@ -20,6 +21,7 @@ MIB = 1 << 20
 PART = 16 * MIB
 MAX_PARTS = 10_000
 RECORDS = ".ckptguard/uploads"
+WHOLE = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
 
 
 def part_size(size: int) -> int:
@@ -34,9 +36,7 @@ def adopt_or_begin(store: S3Store, key: str, size: int, source: str, replace: En
     record = f"{RECORDS}/{key}.json"
     upload = _adopt(store, key, size, source, record, replace)
     if upload is None:
-        begun = store.call(
-            "create_multipart_upload", key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
-        )
+        begun = write(store, "create_multipart_upload", key, checksums=WHOLE, condition={})
         upload = MultipartUpload(store, key, begun["UploadId"], part_size(size), record, replace)
         store.put(record, json.dumps({"upload": begun["UploadId"], "source": source, "size": size}).encode())
     return upload
@@ -60,10 +60,6 @@ def _adopt(
     return upload
 
 
-def _condition(replace: Entry | None) -> dict[str, str]:
-    return {"IfMatch": replace.etag} if replace and replace.etag else {"IfNoneMatch": "*"}
-
-
 class SinglePut:
     """A small object: sent in one request at the end, so that it appears whole or not at all."""
 
@@ -82,8 +78,13 @@ class SinglePut:
         return PartReceipt(number, len(data), "", crc64nvme=crc64(data))
 
     def finish(self, parts: Mapping[int, PartReceipt], crc64nvme: str) -> Entry:
-        self._store.call(
-            "put_object", self._key, Body=self._data, ChecksumCRC64NVME=crc64nvme, **_condition(self._replace)
+        write(
+            self._store,
+            "put_object",
+            self._key,
+            checksums={"ChecksumCRC64NVME": crc64nvme},
+            condition=condition(self._replace),
+            Body=self._data,
         )
         return self._store.stat(self._key)
 
@@ -126,34 +127,40 @@ class MultipartUpload:
     def send(self, number: int, data: memoryview) -> PartReceipt:
         checksum = crc64(data)
         # The client wants something it can read again when it repeats the request.
-        answer = self._store.call(
+        answer = write(
+            self._store,
             "upload_part",
             self._key,
+            checksums={"ChecksumCRC64NVME": checksum},
+            condition={},
             UploadId=self._id,
             PartNumber=number,
             Body=bytes(data),
-            ChecksumCRC64NVME=checksum,
         )
         tag = answer["ETag"].strip('"')
         return PartReceipt(number, len(data), tag, tag, checksum)
 
     def finish(self, parts: Mapping[int, PartReceipt], crc64nvme: str) -> Entry:
-        listed: list[dict[str, Any]] = [
-            {
-                "PartNumber": n,
-                "ETag": f'"{p.tag}"',
-                **({"ChecksumCRC64NVME": p.crc64nvme} if p.crc64nvme else {}),
-            }
-            for n, p in sorted(parts.items())
+        plain: list[dict[str, Any]] = [
+            {"PartNumber": n, "ETag": f'"{p.tag}"'} for n, p in sorted(parts.items())
         ]
-        self._store.call(
+        summed = [
+            {**part, **({"ChecksumCRC64NVME": p.crc64nvme} if p.crc64nvme else {})}
+            for part, (_, p) in zip(plain, sorted(parts.items()), strict=True)
+        ]
+        write(
+            self._store,
             "complete_multipart_upload",
             self._key,
+            # The list of parts is among them: for a server that knows no checksums it must be without.
+            checksums={
+                "MultipartUpload": {"Parts": summed},
+                "ChecksumCRC64NVME": crc64nvme,
+                "ChecksumType": "FULL_OBJECT",
+            },
+            condition=condition(self._replace),
             UploadId=self._id,
-            MultipartUpload={"Parts": listed},
-            ChecksumCRC64NVME=crc64nvme,
-            ChecksumType="FULL_OBJECT",
-            **_condition(self._replace),
+            MultipartUpload={"Parts": plain},
         )
         self._forget_record()
         return self._store.stat(self._key)

@@ -17,6 +17,7 @@ from ckptguard.storage._s3_connection import bare, epoch
 from ckptguard.storage._s3_errors import ObjectChanged, error_code, translate
 from ckptguard.storage._s3_upload import adopt_or_begin
 from ckptguard.storage._s3_vouching import Vouching
+from ckptguard.storage._s3_write import write
 
 MAX_PAUSE = 8.0
 # What a broken connection costs: the client gives nothing of a piece that did not come whole.
@@ -142,7 +143,14 @@ class S3Store(Vouching):
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None) -> Entry:
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
-        self.call("put_object", key, Body=data, ChecksumCRC64NVME=crc64(data), **condition)
+        write(
+            self,
+            "put_object",
+            key,
+            checksums={"ChecksumCRC64NVME": crc64(data)},
+            condition=condition,
+            Body=data,
+        )
         return self.stat(key)
 
     def delete(self, key: str) -> None:

@@ -78,7 +78,7 @@ class Copier:
         finally:
             upload.close()
         try:
-            by = self.prove(to, crc)
+            by = self.prove(key, to, crc)
             if witness is not None:
                 agrees = compare(self.destination, to, witness, self._pool).answer is not Answer.DIFFERENT
                 self._must(agrees, to, "the source's own checksum")
@@ -184,17 +184,22 @@ class Copier:
             )
         return None
 
-    def prove(self, to: str, crc: str) -> str:
-        """Prove that `to` has the CRC64NVME `crc` and say by what. Raises StoreError when it has not."""
+    def prove(self, key: str, to: str, crc: str) -> str:
+        """Prove that `to` holds what was read of `key`, of CRC64NVME `crc`, and say by what. Raises StoreError."""
         store = self.destination
         if isinstance(store, Proving):
-            stated = {c.algorithm: c.value for c in store.proof(to).checksums if not c.composite}
+            proof = store.proof(to)
+            stated = {c.algorithm: c.value for c in proof.checksums if not c.composite}
             if "crc64nvme" in stated:
                 return self._must(stated["crc64nvme"] == crc, to, "the store's CRC64NVME")
+            if self.source.traits.local:
+                found = compare(self.source, key, proof, self._pool)
+                if found.answer is not Answer.UNKNOWN:
+                    return self._must(found.answer is Answer.SAME, to, f"the store's {found.by}")
         # Past the cache, where that is possible: what was written is wanted, not what was meant to be written.
         fresh = store.fresh(to) or store
-        found = encode(crc64_of(fresh, to, store.stat(to).size, self._pool))
-        return self._must(found == crc, to, "reading it back")
+        read_back = encode(crc64_of(fresh, to, store.stat(to).size, self._pool))
+        return self._must(read_back == crc, to, "reading it back")
 
     def _must(self, same: bool, to: str, by: str) -> str:
         if not same:

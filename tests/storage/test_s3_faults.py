@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptguard.errors import ShortRead, StoreDenied, StoreError
+from ckptguard.errors import Refused, ShortRead, StoreDenied, StoreError
 from ckptguard.storage._s3_client import S3Options
 from ckptguard.storage.local import LocalStore
 from ckptguard.storage.readahead import CHUNK, ReadAhead
@@ -164,3 +164,28 @@ def test_the_server_dies_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
             assert store.read("big") == DATA * 20
             assert later.result() == DATA * 20
         assert seen == [f"small/{n}" for n in range(7)]
+
+
+@pytest.mark.parametrize("size", [1000, 20 << 20])
+@pytest.mark.parametrize("code", ["NotImplemented", "InvalidRequest"])
+def test_a_server_that_knows_neither_checksums_nor_conditions(
+    s3_fill: Fill, proxy: FaultProxy, tmp_path: Path, size: int, code: str
+) -> None:
+    """It is written to without them, what is there is looked at first, and what arrived is compared."""
+    store = S3Store(s3_fill({"taken": b"mine"}), PATIENT)
+    data = (DATA * 7)[:size]
+    (tmp_path / "a").write_bytes(data)
+
+    def refuse(method: str, path: str, headers: Mapping[str, str]) -> bool:
+        names = {name.lower() for name in headers}
+        knows = {"x-amz-checksum-crc64nvme", "x-amz-checksum-algorithm", "if-none-match", "if-match"}
+        return method in ("PUT", "POST") and bool(names & knows)
+
+    proxy.refuse = lambda method, path, headers: (501, code) if refuse(method, path, headers) else None
+    with Copier(LocalStore(tmp_path), store) as copier:
+        copied = copier.copy("a", "b")
+        assert copied.proven_by.startswith("the store's ")
+        assert store.lacks == {"checksums", "conditions"}
+        with pytest.raises(Refused, match="left as it is"):
+            copier.copy("a", "taken")
+    assert store.read("b") == data and store.read("taken") == b"mine"
