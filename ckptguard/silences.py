@@ -30,7 +30,7 @@ def parse(text: str) -> Silence:
     if not mark or not at or not reason.strip():
         raise UsageError(f"--silence {text!r}: {form}")
     if code not in CODES:
-        raise UsageError(f"--silence {text!r}: {code!r} is no finding code", "docs/findings.md lists them")
+        raise UsageError(f"--silence {text!r}: {code!r} is no finding code", "docs/codes.md lists them")
     try:
         return Silence(code, reason.strip(), date.fromisoformat(day))
     except ValueError:

@@ -40,15 +40,16 @@ def last_checkpoint(
     depth: str = "content",
     allow_lossy: bool = False,
     allow_missing: bool = False,
+    max_age: float | None = None,
     jobs: int | None = None,
 ) -> str | None:
     """The newest checkpoint in `folder` that may be resumed from, or None for a fresh run.
 
-    Raises NothingToResumeFrom where checkpoints exist and none is good; TargetNotFound for a folder that does not exist,
+    `max_age`: a recorded verdict so many seconds old is taken (`ckptguard audit --record`). Raises NothingToResumeFrom where checkpoints exist and none is good; TargetNotFound for a folder that does not exist,
     unless `allow_missing`; DecisionFailed on the other ranks where the one that looked failed.
     """
     run = os.fspath(folder)
-    options = Options(depth=Evidence(depth), grace=0.0, allow_lossy=allow_lossy, jobs=jobs)
+    options = Options(depth=Evidence(depth), grace=0.0, allow_lossy=allow_lossy, max_age=max_age, jobs=jobs)
 
     def look(*, alone: bool) -> Answer:
         return ask(run, options, os.environ, alone=alone, allow_missing=allow_missing, keep=False)
