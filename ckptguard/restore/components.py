@@ -82,6 +82,18 @@ def pick(tree: Any, path: Path) -> Any:
     return tree
 
 
+def without(tree: Any, paths: Iterable[Path]) -> Any:
+    """The tree less what lies at these paths, so that one can look for things elsewhere."""
+    if not isinstance(tree, Mapping):
+        return {}
+    paths = list(paths)
+    gone = {path[0] for path in paths if len(path) == 1}
+    rest = {key: value for key, value in tree.items() if key not in gone}
+    for head in {path[0] for path in paths if len(path) > 1} & rest.keys():
+        rest[head] = without(rest[head], [path[1:] for path in paths if path[0] == head and len(path) > 1])
+    return rest
+
+
 def component_of_file(name: str) -> str | None:
     """The component that a file of a checkpoint directory holds, by its name; None where the name does not say."""
     stem, dot, extension = name.rpartition(".")

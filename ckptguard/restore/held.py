@@ -22,7 +22,7 @@ from ckptguard.formats import decode, parse
 from ckptguard.formats.pickles import Opaque
 from ckptguard.model import Tensor
 from ckptguard.ports import Store
-from ckptguard.restore.components import Path, component_of_file, components_of, pick
+from ckptguard.restore.components import Path, component_of_file, components_of, pick, without
 from ckptguard.restore.leaves import Leaf, saved_leaves
 from ckptguard.restore.leaves import Path as LeafPath
 from ckptguard.restore.streams import find_streams
@@ -224,23 +224,15 @@ class Held:
 
     def streams(self) -> dict[str, Any]:
         """The states of the random generators that the checkpoint holds; {} where it holds none."""
-        own = self.places.get("rng")
-        if own is not None and len(self._generators) > 1:
-            # One file a process: what there are fewer of than processes is shared, as frameworks do.
-            mine = self._generators[min(rank(), len(self._generators) - 1)]
-            return find_streams({"rng": self._load(mine)})
-        if own is not None:
-            return find_streams({"rng": self.loaded("rng")})
-        if not self.is_file:
+        if self.is_file:
+            tree = self._load(self.root.name)
+            paths = [place.path for name, place in self.places.items() if name != "rng" and place.path]
+            return find_streams(without(tree, paths))
+        if not self._generators:
             return {}
-        tree = self._load(self.root.name)
-        if not isinstance(tree, Mapping):
-            return {}
-        taken = {place.path[0] for place in self.places.values() if place.path}
-        claimed = {
-            key for name, p in self.places.items() if name in _BIG and (key := p.path[0] if p.path else None)
-        }
-        return find_streams({key: value for key, value in tree.items() if key not in (taken & claimed)})
+        # One file a process: where there are fewer of them than processes, the last is shared.
+        mine = self._generators[min(rank(), len(self._generators) - 1)]
+        return find_streams({"rng": self._load(mine)})
 
     def trainer_state(self) -> Mapping[str, Any]:
         """The Trainer's own progress, {} where there is none or it cannot be read."""
@@ -254,9 +246,6 @@ class Held:
     def components(self) -> Iterator[str]:
         """The components that hold a state of their own (random generators are handled apart)."""
         return (name for name in self.places if name != "rng")
-
-
-_BIG = frozenset({"model", "optimizer", "scheduler", "scaler", "dataloader", "ema"})
 
 
 def raw_elements(store: Store, name: str, tensor: Tensor) -> bytes | None:

@@ -18,8 +18,9 @@ from ckptguard.formats.dcp_metadata import Chunk, Index
 from ckptguard.layouts._dcp import top_weights
 from ckptguard.layouts._dcp_content import read_dcp
 from ckptguard.model import Evidence, FileFacts, Severity, Tensor
-from ckptguard.restore.components import components_of
+from ckptguard.restore.components import components_of, without
 from ckptguard.restore.held import METADATA, Held, Place, Refused, raw_elements
+from ckptguard.restore.streams import find_streams
 
 
 class HeldDcp(Held):
@@ -79,11 +80,11 @@ class HeldDcp(Held):
         return self._loaded[name]
 
     def streams(self) -> dict[str, Any]:
-        from ckptguard.restore.streams import find_streams
-
         tree = self._load(METADATA)
-        claimed = {place.path[0] for name, place in self.places.items() if name != "rng" and place.path}
-        return find_streams({key: value for key, value in tree.items() if key not in claimed})
+        paths = [
+            place.path for name, place in self.places.items() if not name.startswith("rng") and place.path
+        ]
+        return find_streams(without(tree, paths))
 
     def raw(self, name: str, tensor: Tensor) -> bytes | None:
         """The elements of all chunks, each at its place."""

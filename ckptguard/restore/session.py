@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -233,7 +232,3 @@ def tail_of(error: BaseException, lines: int = 6) -> str:
     """The end of a traceback: where in the user's code it happened."""
     text = "".join(traceback.format_exception(error))
     return "\n".join(text.strip().splitlines()[-lines:])
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

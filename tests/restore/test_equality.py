@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptguard.restore.components import canonical, component_of_file, components_of, renames
+from ckptguard.restore.components import (
+    canonical,
+    component_of_file,
+    components_of,
+    renames,
+    without,
+)
 from ckptguard.restore.equality import compare
 from ckptguard.restore.held import Held
 from ckptguard.restore.leaves import Leaf, live_leaves
@@ -160,3 +166,9 @@ def test_generators_are_known_by_the_form_of_their_states():
     }
     found = find_streams(tree)
     assert set(found) == {"python", "numpy", "torch", "cuda"} and found["torch"] is state
+
+
+def test_what_is_looked_for_elsewhere_leaves_the_parts_out():
+    tree = {"model": {"a": 1}, "state": {"optimizer": {"b": 2}, "seeds": 3}, "optims": [{"c": 4}], "step": 5}
+    paths = [("model",), ("state", "optimizer"), ("optims", 0)]
+    assert without(tree, paths) == {"state": {"seeds": 3}, "optims": {}, "step": 5}
