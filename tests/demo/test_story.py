@@ -6,16 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 
 @pytest.mark.timeout(280)
-def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ckptguard", "demo", "--into", str(tmp_path / "demo"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = json.loads(done.stdout)
+def test_the_demo_keeps_its_promises(played: SimpleNamespace) -> None:
+    assert played.done.returncode == 0, played.done.stdout + played.done.stderr
+    document = played.document
     assert (document["result"], document["bitwise"]) == ("continuous", True)
     assert document["caught"] == dict.fromkeys(
         ("flipped-bit", "truncated", "no-optimizer", "other-scheduler", "skipped-batch"), True
