@@ -40,7 +40,9 @@ def is_writing(facts: CheckpointFacts, findings: Sequence[Finding], now: float, 
         return False
     unfinished = not facts.manifest.finished or any(f.effect is Effect.UNSAFE for f in findings)
     return unfinished and not any(
-        f.code in ("unsafe-pickle", "crc-mismatch", "digest-mismatch", "nonfinite-weights") for f in findings
+        f.code in ("unsafe-pickle", "crc-mismatch", "digest-mismatch", "nonfinite-weights")
+        and f.effect is Effect.UNSAFE
+        for f in findings
     )
 
 

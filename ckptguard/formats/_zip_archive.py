@@ -72,12 +72,20 @@ def read_archive(source: Source) -> Archive:
             a not in (b, most) for a, b, most in zip(short, (count, length, offset), (0xFFFF, LARGE, LARGE))
         ):
             raise FormatError("bad-header", "the two end records of the archive disagree")
+        behind = LOCATOR.unpack_from(tail, at - base - LOCATOR.size)[2]
+    else:
+        behind = at
     if disk not in (0, 0xFFFF):
         raise FormatError("bad-header", "the archive claims to be split over several disks")
     if offset + length > at:
         raise FormatError(
             "out-of-bounds",
             f"the central directory of {length} bytes at {offset} reaches past its end record at {at}",
+        )
+    if offset + length != behind:
+        raise FormatError(
+            "bad-header",
+            f"the central directory ends at byte {offset + length}, what comes behind it begins at {behind}",
         )
     if count > MAX_RECORDS or count * CENTRAL.size > length:
         raise FormatError(
@@ -127,8 +135,8 @@ def _read_end64(source: Source, tail: bytes, at: int, base: int) -> tuple[int, i
             "out-of-bounds", f"the zip64 end record is said to lie at byte {where}, past byte {at}"
         )
     raw = tail[where - base : where - base + END64.size] if where >= base else source.read(where, END64.size)
-    signature, _, _, _, _, _, _, count, length, offset = END64.unpack(raw)
-    if signature != b"PK\x06\x06":
+    signature, _, _, _, _, _, here, count, length, offset = END64.unpack(raw)
+    if signature != b"PK\x06\x06" or here != count:
         raise FormatError("bad-header", f"no zip64 end record at byte {where}")
     return count, length, offset
 
@@ -170,6 +178,10 @@ def _read_directory(raw: bytes, count: int, limit: int) -> dict[str, Record]:
             )
         records[name] = Record(name, header, size, crc, flags, raw_name, start)
         at = name_end + extra + comment
+    if at != len(raw):
+        raise FormatError(
+            "bad-header", f"the central directory of {len(raw)} bytes ends at byte {at} with its last record"
+        )
     ordered = sorted(records.values(), key=lambda r: r.header)
     for one, two in pairwise(ordered):
         if one.header + LOCAL.size + len(one.raw_name) + one.size > two.header:
@@ -287,9 +299,24 @@ def _verify_gap(gap: bytes, at: int, before: Record | None, record: Record) -> I
             f"the payload of {record.name} begins at byte {start} by its local header, {record.start} was expected",
         )
         return
-    padding = raw[LOCAL.size + len(record.raw_name) :]
-    if padding[:2] == b"FB" and padding[4:].strip(b"Z"):
+    if not record.aligned:
+        return
+    if struct.unpack_from("<H", raw, 6)[0] != record.flags:
+        yield Problem(
+            "bad-header", record.name, f"the flags of {record.name} are not those of the central directory"
+        )
+    if not _is_padding(raw[LOCAL.size + len(record.raw_name) : start - record.header]):
         yield Problem("crc-mismatch", record.name, f"the padding before {record.name} is damaged")
+
+
+def _is_padding(extra: bytes) -> bool:
+    """Whether this is what torch's writer puts before a payload: long sizes where needed, then FB and a run of Z."""
+    while len(extra) >= 4:
+        kind, length = extra[:2], int.from_bytes(extra[2:4], "little")
+        body, extra = extra[4 : 4 + length], extra[4 + length :]
+        if len(body) < length or kind not in (b"FB", b"\x01\x00") or (kind == b"FB" and body.strip(b"Z")):
+            return False
+    return not extra
 
 
 def _verify_descriptor(gap: bytes, record: Record) -> Iterable[Problem]:
