@@ -139,6 +139,20 @@ def test_a_conversion_does_not_go_before_the_save_that_it_was_made_of(runs: Path
     assert report.resume_from is not None and report.resume_from.endswith("/global_step4")
 
 
+def test_a_parameter_that_a_script_sets_itself_is_no_mixture(
+    runs: Path, look: Callable, damaged: Callable
+) -> None:
+    def set_bias(state: dict) -> None:
+        state["module"]["norm.bias"].fill_(0.5)
+
+    def clamp(run: Path) -> None:
+        damage.resave(run / "global_step8/mp_rank_00_model_states.pt", set_bias)
+
+    seen = look(damaged(runs / "zero2-epoch", clamp))
+    assert seen.loud == []
+    assert any(f.code == "mixed-saves" and "norm.bias" in f.message for f in seen.findings)
+
+
 def test_lightnings_folder_around_it_is_one_checkpoint(runs: Path, look: Callable, damaged: Callable) -> None:
     name = "epoch=0-step=8.ckpt"
     seen = look(runs / "lightning")
