@@ -43,6 +43,8 @@ def read_logs(store: Store, directory: Directory) -> tuple[LogRow, ...]:
         for e in directory.walk()
         if e.kind == "file" and e.size and e.key[len(prefix) :].count("/") <= _DEPTH
     ]
+    known = {e.key for e in entries}
+    entries += [e for e in _recorded(store, prefix) if e.key not in known]
     kinds: tuple[Callable[[Store, Sequence[Entry], str], tuple[LogRow, ...]], ...] = (
         _step_logs,
         _json_lines,
@@ -55,6 +57,14 @@ def read_logs(store: Store, directory: Directory) -> tuple[LogRow, ...]:
         if rows:
             return rows
     return ()
+
+
+def _recorded(store: Store, prefix: str) -> list[Entry]:
+    """Our own step logs: listings of checkpoints leave out the folder that they lie in."""
+    try:
+        return [e for e in store.list(f"{prefix}{OURS}") if e.kind == "file" and StepLog().claims(e.name)]
+    except StoreError:
+        return []
 
 
 def read_log(store: Store, key: str) -> tuple[LogRow, ...]:

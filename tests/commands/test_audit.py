@@ -192,3 +192,23 @@ def test_a_page_of_zeros_is_seen_without_a_checksum(tmp_path, command):
     assert [(f["code"], f["subject"]) for f in newest["findings"] if f["effect"] == "unsafe"] == [
         ("zero-weights", "model.safetensors:layer.weight")
     ]
+
+
+def test_the_recorders_log_is_the_runs_log(run, command):
+    """A rate that the recorded schedule never had is seen where the step log is the only one."""
+    import torch
+
+    ours = run / ".ckptguard"
+    ours.mkdir()
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    (ours / "steps-0.jsonl").write_text("".join(f'{{"attempt": 1, {row[1:]}\n' for row in rows))
+    (run / "metrics.jsonl").unlink()
+    assert command("audit", run, "--json").document["checkpoints"][-1]["health"]["status"] == "healthy"
+    path = run / "ckpt_20.pt"
+    state = torch.load(path, weights_only=False)
+    for group in state["optimizer"]["param_groups"]:
+        group["lr"] *= 10
+    state["scheduler"]["_last_lr"] = [rate * 10 for rate in state["scheduler"]["_last_lr"]]
+    torch.save(state, path)
+    found = command("audit", run, "--json").document["checkpoints"][1]["findings"]
+    assert "lr-mismatch" in {f["code"] for f in found}
