@@ -97,6 +97,22 @@ def _add_progress(builder: Builder, tree: Mapping[str, Any], file: str) -> None:
             "loops.fit_loop",
             f"global_step is {step}, the loops count {max(counted)} optimizer steps: parts of two checkpoints",
         )
+    batches = _at(fit, "epoch_loop.batch_progress", "total", "ready")
+    by_hand = _at(fit, "epoch_loop.manual_optimization.optim_step_progress", "total", "completed")
+    if (
+        step is not None
+        and batches is not None
+        and step > batches > 0
+        and not by_hand
+        and not old
+        and len(builder.optimizers) == 1
+    ):
+        builder.problem(
+            file,
+            "step-mismatch",
+            "loops.fit_loop",
+            f"global_step is {step}, the loops have begun {batches} batches, each of which makes one step at most",
+        )
     if fit:
         builder.attributes["lightning_progress"] = {
             "batches": _at(fit, "epoch_loop.batch_progress", "current", "ready"),

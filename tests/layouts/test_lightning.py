@@ -79,6 +79,11 @@ def test_a_name_of_ones_own_is_recognised_by_content(runs: Path, look: Callable,
     )
 
 
+def test_a_link_to_itself_names_nothing(runs: Path, look: Callable, damaged: Callable) -> None:
+    seen = look(damaged(runs / "epochs", lambda r: os.symlink("last.ckpt", r / "last.ckpt")))
+    assert [f.code for f in seen.findings if f.severity > "info"] == ["dangling-pointer"]
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], set[str], str]] = {
     "cut in half": ("epochs", lambda r: damage.truncate(r / LAST, 0.5), {"truncated"}, "unsafe"),
     "one byte short": ("epochs", lambda r: damage.truncate(r / LAST, -1), {"truncated"}, "unsafe"),
@@ -89,6 +94,14 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], set[str], str]] = {
     "loops of another save": (
         "epochs",
         lambda r: damage.resave(r / LAST, lambda s: _automatic(s)["optim_progress"]["optimizer"]["step"]["total"].update(completed=7)),
+        {"step-mismatch"},
+        "lossy",
+    ),
+    "fewer batches than steps": (
+        "epochs",
+        lambda r: damage.resave(
+            r / LAST, lambda s: s["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"].update(ready=9)
+        ),
         {"step-mismatch"},
         "lossy",
     ),
