@@ -248,6 +248,15 @@ class Look:
             finding("debris", self.opened.shown(p), f"{p} was there when the look began and is gone now")
             for p in self.gone
         ]
+        findings += [
+            finding(
+                "replica-mismatch",
+                self.opened.shown(key),
+                f"{key} lies in several of the roots with different sizes; the one of the root that was named first was judged",
+                "find out which node wrote it, and keep that one",
+            )
+            for key in self._in_conflict()
+        ]
         if self.opened.only is not None:
             order = [(f, v) for f, v in order if v.path == self.opened.shown(self.opened.only)]
         said = [v for _, v in order]
@@ -262,6 +271,11 @@ class Look:
             newest_safe=None if safe is None else safe.path,
             resume_from=None if best is None else best.path,
         )
+
+    def _in_conflict(self) -> list[str]:
+        """Files of checkpoints that several roots of a union have, with different sizes."""
+        conflicts: set[str] = getattr(self.opened.store, "conflicts", set())
+        return sorted(conflicts & {f.entry.key for m in self.manifests for f in m.files})
 
 
 def _is_broken(file: FileFacts) -> bool:

@@ -228,6 +228,11 @@ def test_shards_on_two_disks_are_judged_together(ckptguard: Call, two_nodes: tup
     both = ckptguard("audit", run, "--also", other, "--json")
     assert both.returncode == 0, both.stdout
     assert all(c["path"].startswith(str(run)) for c in json.loads(both.stdout)["checkpoints"])
+    assert json.loads(both.stdout)["findings"] == []
+    stale = next(run.glob("*/mp_rank_00_model_states.pt"))
+    (other / stale.relative_to(run)).write_bytes(b"of another save")
+    conflict = json.loads(ckptguard("audit", run, "--also", other, "--json").stdout)["findings"]
+    assert [f["code"] for f in conflict] == ["replica-mismatch"]
 
 
 def test_the_first_root_comes_first(tmp_path: Path) -> None:
