@@ -59,7 +59,8 @@ def _claim(directory: Directory, layouts: Sequence[Layout], resolve) -> Manifest
     """The layout that recognises this very directory as one checkpoint."""
     for layout in layouts:
         for manifest in layout.claim(directory, resolve):
-            if manifest.path == directory.path and manifest.files and not manifest.attributes.get("one_file"):
+            claims = bool(manifest.files) or not manifest.finished
+            if manifest.path == directory.path and claims and not manifest.attributes.get("one_file"):
                 return manifest
     return None
 

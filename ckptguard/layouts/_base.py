@@ -33,7 +33,7 @@ def build_directory(entries: Iterable[Entry]) -> Directory:
         for part in parts[:-1]:
             here = here["dirs"].setdefault(part, {"files": {}, "dirs": {}})
         if entry.kind == "directory":
-            here["dirs"].setdefault(parts[-1], {"files": {}, "dirs": {}})
+            here["dirs"].setdefault(parts[-1], {"files": {}, "dirs": {}})["modified"] = entry.modified
         else:
             here["files"][parts[-1]] = entry
     return _freeze("", root, {})
@@ -44,7 +44,7 @@ def _freeze(path: str, node: Mapping[str, Any], beside: Mapping[str, Entry]) -> 
         name: _freeze(f"{path}/{name}" if path else name, sub, node["files"])
         for name, sub in node["dirs"].items()
     }
-    return Directory(path, node["files"], dirs, beside)
+    return Directory(path, node["files"], dirs, beside, node.get("modified", 0.0))
 
 
 def step_in(name: str) -> int | None:

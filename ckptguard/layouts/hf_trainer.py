@@ -161,6 +161,7 @@ class HfTrainer(LayoutBase):
         builder.attributes["best"] = state.get("best_model_checkpoint")
         builder.attributes["max_steps"] = integer(state.get("max_steps"))
         builder.attributes["epoch"] = scalar(state.get("epoch"))
+        builder.attributes["batch_size"] = integer(state.get("train_batch_size"))
         return builder.build()
 
     @staticmethod
@@ -172,6 +173,8 @@ class HfTrainer(LayoutBase):
             builder.attributes["model_only"] = True
         if args.get("fp16") is True:
             builder.attributes["fp16"] = True
+        if args.get("auto_find_batch_size") is not True:
+            builder.attributes["configured_batch_size"] = integer(args.get("per_device_train_batch_size"))
         builder.attributes["gradient_accumulation"] = integer(args.get("gradient_accumulation_steps"))
         optim = args.get("optim")
         builder.attributes["optimizer_name"] = (

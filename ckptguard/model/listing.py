@@ -37,13 +37,15 @@ class Entry:
 class Directory:
     """A folder of a listing: what layouts look at. Works the same for disks and object stores.
 
-    `beside` are the files of the folder that it lies in, where a framework may keep a mark about it.
+    `beside` are the files of the folder that it lies in, where a framework may keep a mark about it. `modified` is the
+    folder's own time, where the store has folders.
     """
 
     path: str
     files: Mapping[str, Entry]
     dirs: Mapping[str, Directory]
     beside: Mapping[str, Entry] = field(default_factory=lambda: MappingProxyType({}))
+    modified: float = 0.0
 
     @property
     def name(self) -> str:

@@ -66,7 +66,7 @@ class Manifest:
 
     @property
     def modified(self) -> float:
-        return max((f.entry.modified for f in self.files), default=0.0)
+        return max((f.entry.modified for f in self.files), default=self.attributes.get("modified", 0.0))
 
     def file(self, name: str) -> ManifestFile | None:
         return next((f for f in self.files if f.name == name), None)
