@@ -190,8 +190,10 @@ def inherit(started: Sequence[Save], vanished: Mapping[int, Save]) -> list[Save]
 def seconds(save: Save, look: Look) -> float | None:
     """How long the save took, from its first byte to its last: seen by us, or told by the times of its files.
 
-    A single file that was there before we came tells nothing.
+    Times of files are the storage's, ours are ours: they are never mixed, as clocks differ and jump. A single file that
+    was there before we came tells nothing.
     """
+    told = look.modified - look.oldest
     if save.watched and save.completed_at is not None:
-        return max(0.0, save.completed_at - min(save.first_seen, look.oldest))
-    return look.modified - look.oldest if look.files > 1 else None
+        return max(0.0, save.changed_at - save.first_seen, told)
+    return told if look.files > 1 else None

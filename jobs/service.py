@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,7 @@ from ckptguard.jobs.context import Context, open_routes, run_settings
 from ckptguard.jobs.deliver import deliver
 from ckptguard.jobs.events import Events
 from ckptguard.jobs.follow import follow
+from ckptguard.jobs.health import Health
 from ckptguard.jobs.kinds import Kind, configured
 from ckptguard.jobs.schedule import first_delay
 from ckptguard.jobs.scheduler import Schedule
@@ -47,9 +49,11 @@ STOP_SECONDS = 10.0
 class Service:
     """`start`, then `stop`. Everything that it needs of the outside is in its context."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, url: str | None) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, url: str | None, clock: Callable[[], float] = time.time
+    ) -> None:
         self.settings = settings
-        self.context = Context(settings, catalog, open_routes(settings), url)
+        self.context = Context(settings, catalog, open_routes(settings), url, clock, health=Health(clock))
         self.targets: dict[str, Target] = {}
         self._lead = Lead(catalog)
         self._leading = False

@@ -217,14 +217,16 @@ def _keep(connection: Connection, run_id: int, path: str, step: Step, seen: Look
 
 
 def _keep_save(connection: Connection, watched: Watched, path: str, save: Save, seen: Look) -> None:
+    took = seconds(save, seen)
+    completed = save.completed_at if save.completed_at is not None else seen.modified
     checkpoints.add_save(
         connection,
         run_id=watched.run_id,
         checkpoint_id=watched.ids[path],
         step=save.step,
-        started=min(save.first_seen, seen.oldest) if save.watched else seen.oldest,
-        completed=save.completed_at,
-        seconds=seconds(save, seen),
+        started=completed - (took or 0.0),
+        completed=completed,
+        seconds=took,
         bytes=seen.bytes,
         watched=save.watched,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import sqlite3
 import threading
 import time
@@ -111,6 +112,7 @@ def test_kill_9_under_load_loses_nothing(tmp_path: Path, small_saves: dict[int, 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_kill_9_fifty_times_under_load_loses_nothing(tmp_path: Path, small_saves: dict[int, bytes]) -> None:
     survive(tmp_path, small_saves, kills=50, seed=2)
 
@@ -136,6 +138,51 @@ def test_a_database_that_goes_away_is_said_and_survived(
         )
         until(lambda: process.get("/healthz")["status"] == "ok", 40, "and the health is good again")
         assert set(firing(process).values()) == {1}
+
+
+def test_a_full_disk_is_said_and_survived(tmp_path: Path, small_saves: dict[int, bytes]) -> None:
+    """No file of the service may grow: what a full disk does to its catalog."""
+    (run,) = make_runs(tmp_path / "runs", small_saves, 1)
+    with ServeProcess(tmp_path / "state", config([run])) as process:
+        until(lambda: firing(process), 40, "the damage is alerted")
+        assert process.process is not None
+        _, hard = resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (4096, hard))
+        (run / "step_40.pt").write_bytes(small_saves[40])
+        flip(run / "step_40.pt")
+        until(lambda: process.get("/healthz")["status"] == "failing", 20, "health says it")
+        resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        until(
+            lambda: f"{run}:step_40.pt" in firing(process), 60, "what happened meanwhile is found and alerted"
+        )
+        until(lambda: process.get("/healthz")["status"] == "ok", 40, "and the health is good again")
+        assert process.stop() == 0
+    consistent(tmp_path / "state" / "catalog.db")
+
+
+@pytest.mark.s3
+def test_a_store_that_goes_away_is_said_and_accuses_no_checkpoint(
+    tmp_path: Path, small_saves: dict[int, bytes], s3_bucket: str, s3_server: Any
+) -> None:
+    bucket = s3_bucket.removeprefix("s3://")
+    s3_server.client().put_object(Bucket=bucket, Key="run/step_10.pt", Body=small_saves[10])
+    with ServeProcess(tmp_path / "state", config([]) | {"runs": [{"path": f"{s3_bucket}/run"}]}) as process:
+
+        def safe() -> str:
+            items = process.get("/api/v1/runs")["items"]
+            return (items[0]["resume_from"] or "") if items else ""
+
+        until(safe, 60, "it is proven")
+        s3_server.kill()
+        try:
+            until(lambda: process.get("/healthz")["status"] == "degraded", 90, "health says it")
+            assert process.sent() == []
+        finally:
+            s3_server.start()
+        s3_server.client().put_object(Bucket=bucket, Key="run/step_20.pt", Body=small_saves[20])
+        until(lambda: safe().endswith("step_20.pt"), 90, "a new save is proven")
+        until(lambda: process.get("/healthz")["status"] == "ok", 30, "and the health is good again")
+        assert process.sent() == []
 
 
 def test_two_hundred_runs_that_appear_at_once_are_all_seen(

@@ -23,10 +23,10 @@ Start = Callable[..., "Running"]
 class Running:
     """A service under test, with what the tests ask of it."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self.alerts = folder / "alerts.jsonl"
         self.catalog = open_catalog(f"sqlite:///{folder / 'catalog.db'}")
-        self.service = Service(settings, self.catalog, None)
+        self.service = Service(settings, self.catalog, None, clock)
         self.service.start()
 
     def rows(self, **filters: Any) -> dict[str, dict[str, Any]]:
@@ -293,3 +293,28 @@ def test_a_job_that_the_configuration_does_not_fill_does_nothing_and_says_so(
     until(lambda: running.resume("step_10.pt"), 30, "it is proven")
     assert running.now("restore", running.run()["id"])["result"] == "this run has no recipe and no command"
     assert running.now("audit-again", running.run()["id"])["result"] == "1 of 1 checkpoints read again"
+
+
+def test_a_clock_that_jumps_raises_no_alarm_and_stops_nothing(
+    run_folder: Path, small_saves: dict[int, bytes], tmp_path: Path
+) -> None:
+    offset = [0.0]
+    text = json.dumps(
+        {
+            "runs": [{"path": str(run_folder)}],
+            "watch": {"every": 0.3, "settle": 0.4},
+            "alerts": [{"sink": f"file:{tmp_path / 'alerts.jsonl'}"}],
+        }
+    )
+    write(run_folder, small_saves, 10, 20, 30)
+    running = Running(tmp_path, parse(text, "test", {}), lambda: time.time() + offset[0])
+    try:
+        until(lambda: running.resume("step_30.pt") == "exact", 30, "the first ones are proven")
+        for jump, step in ((-7200.0, 40), (86400.0, 50)):
+            offset[0] += jump
+            write(run_folder, small_saves, step)
+            until(lambda step=step: running.resume(f"step_{step}.pt") == "exact", 20, "a new save is proven")
+        assert running.sent() == []
+        assert running.service.context.health.ailments(time.monotonic()) == []
+    finally:
+        running.stop()

@@ -104,6 +104,7 @@ def test_pages_are_quick_with_ten_thousand_checkpoints_and_a_hundred_thousand_fi
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_hundred_runs_with_a_hundred_checkpoints_are_watched_within_seconds_in_flat_memory(
     tmp_path: Path, small_saves: dict[int, bytes]
 ) -> None:
