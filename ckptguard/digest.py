@@ -184,9 +184,7 @@ def _float_values(raw: np.ndarray, dtype: str, bits: Bits) -> Values:
         low = int(raw.min())
     high = signed_largest if signed_largest >= 0 else int(raw.min())
     ends = as_floats(np.array([low, high], raw.dtype), dtype)
-    numbers = as_floats(raw, dtype)
-    if dtype == "float16":
-        numbers = numbers.astype(np.float32)
+    numbers = _magnitudes(raw, dtype) if dtype in _MINIFLOATS else as_floats(raw, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = float(np.dot(numbers, numbers))
         if not math.isfinite(squares):  # too large for the type's own sum
@@ -198,6 +196,20 @@ def _float_values(raw: np.ndarray, dtype: str, bits: Bits) -> Values:
 def _float_values_slowly(raw: np.ndarray, dtype: str) -> Values:
     with np.errstate(invalid="ignore", over="ignore"):
         return _all_values(as_floats(raw, dtype).astype(np.float64))
+
+
+# Formats that no processor converts fast: bits below the sign, bits of the mantissa, exponent bias.
+_MINIFLOATS = {"float16": (0x7FFF, 10, 15), "float8_e5m2": (0x7F, 2, 15), "float8_e4m3fn": (0x7F, 3, 7)}
+
+
+def _magnitudes(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Absolute values of finite numbers as float32: their bits moved to where float32 has them, then scaled. Exact."""
+    below, mantissa, bias = _MINIFLOATS[dtype]
+    bits = np.bitwise_and(raw, below, dtype=np.uint32, casting="unsafe")
+    np.left_shift(bits, 23 - mantissa, out=bits)
+    numbers = bits.view(np.float32)
+    np.multiply(numbers, np.float32(2.0 ** (127 - bias)), out=numbers)
+    return numbers
 
 
 def _all_values(numbers: np.ndarray) -> Values:

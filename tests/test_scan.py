@@ -48,7 +48,7 @@ def plans(draw: st.DrawFn) -> scan.Plan:
         nbytes = draw(st.integers(1, 60)) ** 2 // (itemsize(dtype) or 1) * (itemsize(dtype) or 1)
         if not nbytes or at + nbytes > size:
             break
-        extents.append(scan.Extent(at, nbytes, dtype, keep=nbytes <= 100))
+        extents.append(scan.Extent(at, nbytes, dtype, keep=nbytes <= PIECE))
         at += nbytes
     spans, at = [], 0
     while at < size and draw(st.booleans()):
