@@ -11,7 +11,7 @@ from ckptguard.validators._base import comparable
 class TrainerState:
     """The trainer's own progress file.
 
-    Finds: a checkpoint without trainer_state.json.
+    Finds: a checkpoint without trainer_state.json, or without the progress file that the run's other checkpoints have.
     Why it matters: it is written last, so its absence means a killed save; the Trainer refuses to resume without it.
     Example: a preemption between optimizer.pt and trainer_state.json.
     What to do: resume from the checkpoint before.
@@ -24,9 +24,18 @@ class TrainerState:
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         manifest = subject.facts.manifest
-        if "trainer_state" not in manifest.carries or manifest.by_role(Role.TRAINER_STATE):
+        if manifest.by_role(Role.TRAINER_STATE):
             return
         siblings = comparable(subject)
+        if "trainer_state" not in manifest.carries:
+            others = next((f for s in siblings for f in s.manifest.by_role(Role.TRAINER_STATE)), None)
+            if others is not None and not manifest.attributes.get("one_file"):
+                yield finding(
+                    "missing-trainer-state",
+                    manifest.path,
+                    f"{manifest.path} has no {others.role.value.replace('_', ' ')} of its own, as {others.name} is in another checkpoint: where the training stood is not known",
+                )
+            return
         if len(siblings) >= 2 and not any(s.manifest.by_role(Role.TRAINER_STATE) for s in siblings):
             yield finding(
                 "missing-trainer-state",

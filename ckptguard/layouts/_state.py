@@ -191,7 +191,12 @@ class Builder:
         if is_weights(tree) and any(str(k).startswith(("optimizer.", "optim.")) for k in tree):
             tree = unflatten(tree)
         if is_weights(tree):
-            (self.add_ema if EMA_NAME.search(path) else self.add_model)(tree, file)
+            if EMA_NAME.search(path):
+                self.add_ema(tree, file)
+            else:
+                # A second model with the same names (a critic, a teacher) is one of its own.
+                second = rank is None and any(self.model.get(str(n), t) is not t for n, t in tree.items())
+                self.add_model(tree, file, f"{path}." if second and path else "")
             return
         if is_scaler(tree):
             self.add_scaler(tree, file, rank)
