@@ -12,6 +12,7 @@ from typing import Any
 from ckptguard.errors import ConfigError, UsageError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+_SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32", "tf32": "fp32"}
 _WORLD = ("world_size", "num_processes")
 _SIZES: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp", "tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tp_size"),
@@ -105,7 +106,7 @@ def plan_in(body: Mapping[str, Any]) -> LaunchPlan:
     }
     return LaunchPlan(
         world_size=_world(flat),
-        **{name: _first(flat, keys) for name, keys in _SIZES.items()},  # type: ignore[arg-type]
+        **{name: _first(flat, keys) for name, keys in _SIZES.items()},
         precision=_precision_in(flat),
         optimizer=_optimizer_in(flat),
     )
@@ -129,10 +130,9 @@ def _first(flat: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
 
 def _precision_in(flat: Mapping[str, Any]) -> str | None:
     for key in ("precision", "mixed_precision", "dtype"):
-        if isinstance(flat.get(key), str):
-            return {"no": "fp32", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(
-                flat[key], flat[key]
-            )
+        named = flat.get(key)
+        if isinstance(named, str):
+            return _SPELLINGS.get(named, named)
     said = {}
     for name in ("fp16", "bf16"):
         value = flat.get(name)
@@ -152,9 +152,7 @@ def _optimizer_in(flat: Mapping[str, Any]) -> str | None:
 
 
 def _precision(text: str) -> str:
-    plain = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32", "tf32": "fp32"}.get(
-        text, text
-    )
+    plain = _SPELLINGS.get(text, text)
     if plain not in PRECISIONS:
         raise UsageError(f"precision {text!r}: expected one of {', '.join(PRECISIONS)}")
     return plain

@@ -52,8 +52,12 @@ def look_options(
     quiet: bool,
     allow_lossy: bool = False,
     plan: Any = None,
+    beside: bool = True,
 ) -> Options:
-    """The look that the options ask for. Raises UsageError that names the option. Steps back where a rate was given."""
+    """The look that the options ask for. Raises UsageError that names the option.
+
+    Where a rate was given the process steps back behind others, unless it is to become a training itself (`beside`).
+    """
     from ckptguard.cli._look import depth_of
     from ckptguard.silences import in_force, parse
     from ckptguard.targets import Options
@@ -65,7 +69,7 @@ def look_options(
         say(f"ckptguard: the silence of {one.code} ended on {one.until}: {one.reason}", quiet=quiet)
     seconds = parsed(parse_duration, timeout, "--timeout")
     rate = parsed(parse_size, max_rate, "--max-rate")
-    if rate is not None:
+    if rate is not None and beside:
         from ckptguard.priority import step_back
 
         step_back()

@@ -140,6 +140,7 @@ def run(
             jobs=jobs,
             quiet=quiet,
             allow_lossy=allow_lossy,
+            beside=False,
             plan=plan_of(
                 launch,
                 world_size=world_size,

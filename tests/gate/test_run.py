@@ -85,6 +85,21 @@ def test_warns_where_the_command_would_choose_for_itself(ckptguard: Call, broken
     assert f"it may take {broken_newest}/step-30.pt" in done.stderr
 
 
+def test_the_training_does_not_inherit_a_low_priority(ckptguard: Call, healthy_run: Path) -> None:
+    done = ckptguard(
+        "run",
+        healthy_run,
+        "--max-rate",
+        "1GB",
+        "-q",
+        "--",
+        sys.executable,
+        "-c",
+        "import os; print(os.nice(0))",
+    )
+    assert int(done.stdout) == os.nice(0), done.stderr
+
+
 WAITING = """
 import signal, sys, time
 def end(number, _):
