@@ -33,8 +33,10 @@ ACCUSING = frozenset(
 )
 
 
-def default_jobs() -> int:
-    return min(8, len(os.sched_getaffinity(0)))
+def default_jobs(store: Store | None = None) -> int:
+    """Threads that read: the cores, at most 8; more where a reader mostly waits for answers."""
+    cores = min(8, len(os.sched_getaffinity(0)))
+    return max(8, 2 * cores) if store is not None and store.traits.request_bytes else cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Reader:
 
     def __init__(self, store: Store, jobs: int | None = None, progress: Progress | None = None) -> None:
         self.store = store
-        self.jobs = jobs or default_jobs()
+        self.jobs = jobs or default_jobs(store)
         self.progress = progress or (lambda name, count: None)
         self._pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="ckptguard-read")
 
