@@ -39,11 +39,15 @@ def environment(clock: Callable[[], float]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+    def ago(then: float) -> str:
+        return _ago(clock(), then)
+
     env.filters |= {
         "iso": timestamp,
         "duration": duration,
         "size": size,
-        "ago": lambda then: _ago(clock(), then),
+        "ago": ago,
         "number": lambda value: "" if value is None else f"{value:.4g}",
     }
     return env
