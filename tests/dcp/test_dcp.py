@@ -228,7 +228,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], set[str], str]] = {
     "shard empty": (lambda f: empty(f / "__0_0.distcp"), {"empty-file"}, "__0_0.distcp"),
     "shard gone": (lose_shard, {"missing-file"}, "__1_0.distcp"),
     "shard of an earlier step": (other_step, {"mixed-saves", "step-mismatch"}, ".distcp"),
-    "saved into again": (saved_into_again, {"mixed-saves"}, "__0_0.distcp"),
+    "saved into again": (saved_into_again, {"mixed-saves"}, ".distcp"),
     "half of a tensor in no chunk": (hole, {"missing-tensor"}, ".metadata:model.up.weight"),
     "chunks overlap": (overlap, {"shape-mismatch"}, "model.up.weight"),
     "chunks without a place": (unplaced, {"missing-tensor"}, ".metadata"),
