@@ -257,20 +257,15 @@ DAMAGES = (
 NO_CHECKSUM = "the format has no checksum: seal it, or keep a replica"
 LISTED = "the arrays are compressed in a format of their own, and listed only"
 BYTES = ("one bit of a tensor flipped", "a stretch of zeros inside", "spliced from two saves")
-USERS_OWN = "objects that a user registered: none of them is known to have to be there"
-BARE = (
-    "torch-file, old format",
-    "safetensors",
-    "safetensors, sharded",
-    "hf-trainer",
-    "hf-trainer, LoRA",
-    "accelerate",
-)
+OLD = "torch-file, old format"
+BARE = ("safetensors", "safetensors, sharded", "hf-trainer", "hf-trainer, LoRA", "accelerate")
 # The old format names its storages by where they lay in memory, so two saves may or may not fit together.
-SOMETIMES = {("torch-file, old format", "spliced from two saves")}
+SOMETIMES = {(OLD, "spliced from two saves")}
+PAGE = "shorter than a page (4 KiB), and the format has no checksum: seal it, or keep a replica"
 BLIND: dict[tuple[str, str], str] = {
-    **{(layout, damage): NO_CHECKSUM for layout in BARE for damage in BYTES},
-    ("accelerate", "trainer's state removed"): USERS_OWN,
+    **{(layout, BYTES[0]): NO_CHECKSUM for layout in (*BARE, OLD)},
+    **{(layout, BYTES[1]): PAGE for layout in BARE},
+    **{(layout, BYTES[2]): NO_CHECKSUM for layout in BARE if not layout.startswith("safetensors")},
     **{
         ("orbax", damage): LISTED
         for damage in (
