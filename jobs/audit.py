@@ -165,6 +165,9 @@ def _keep(task: Task, run: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
         row = checkpoints.at_path(connection, run["id"], part["path"])
         if row is None:
             row = _added(connection, run["id"], part, now)
+        if Phase(row["phase"]).open:
+            # Being written, or stalled: the watcher speaks for it, and it is never called corrupt.
+            return False
         if part["fingerprint"] != row["fingerprint"] or document["resume"] == Resume.WRITING:
             # It changed since it was listed: the watcher sees that too, and another look will follow.
             return False
