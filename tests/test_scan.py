@@ -183,12 +183,12 @@ def test_a_sum_of_squares_beyond_the_type_is_still_a_number() -> None:
 # --- memory -------------------------------------------------------------------------------------------
 
 PEAK = """
-import pathlib, sys
+import sys
 from ckptguard.inspect import Options, audit
 report = audit(sys.argv[1], Options(jobs=2, grace=0))
-# Not ru_maxrss, which a child takes over from the process that started it.
-peak = next(l for l in pathlib.Path("/proc/self/status").read_text().splitlines() if l.startswith("VmHWM"))
-print(report[0].checkpoints[0].coverage.bytes_read, int(peak.split()[1]) << 10)
+# Not ru_maxrss: a child begins with its parent's.
+most = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+print(report[0].checkpoints[0].coverage.bytes_read, int(most) << 10)
 """
 
 
