@@ -23,13 +23,14 @@ Choose = Callable[[str, str], bool]
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """The judge's own Trainer target: a matrix of crash points, all of them or those that `choose` (event, mode) takes."""
 
+    run_point = runner._run_point
+
     def matrix(
         ranks: int = 1, *, drop_in: bool, choose: Choose | None = None, control: bool = True
     ) -> list[Any]:
         monkeypatch.delenv("CKPT_CHAOS_PREPEND_PYTHONPATH", raising=False)
         if drop_in:
             monkeypatch.setenv("CKPT_CHAOS_PREPEND_PYTHONPATH", str(HERE / "drop_in"))
-        run_point = runner._run_point
 
         def chosen(cfg: Any, order: int, point: Any) -> Any:
             if point is None:
