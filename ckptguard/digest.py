@@ -207,7 +207,7 @@ def _magnitudes(raw: np.ndarray, dtype: str) -> np.ndarray:
     below, mantissa, bias = _MINIFLOATS[dtype]
     bits = np.bitwise_and(raw, below, dtype=np.uint32, casting="unsafe")
     np.left_shift(bits, 23 - mantissa, out=bits)
-    numbers = bits.view(np.float32)
+    numbers: np.ndarray = bits.view(np.float32)
     np.multiply(numbers, np.float32(2.0 ** (127 - bias)), out=numbers)
     return numbers
 

@@ -56,7 +56,7 @@ def seal_checkpoint(
     if megatron:
         from ckptguard.megatron_integrity import write_integrity
 
-        write_integrity(opened.store, manifest)
+        write_integrity(opened.store, manifest)  # type: ignore[arg-type]
     write_seal(opened.store, run.root.path, seal)  # type: ignore[arg-type]
     return {
         "checkpoint": target,

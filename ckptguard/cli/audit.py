@@ -73,7 +73,7 @@ def audit(
     with guarded(json):
         from ckptguard.cli._look import progress
         from ckptguard.inspect import audit
-        from ckptguard.model import Severity
+        from ckptguard.model import RunReport, Severity
         from ckptguard.replica_report import with_stores
         from ckptguard.report.document import reports_document
         from ckptguard.report.table import print_report
@@ -91,7 +91,7 @@ def audit(
             jobs=jobs,
             quiet=quiet,
         )
-        reports = []
+        reports: list[RunReport] = []
         for target in targets:
             began = time.time()
             with progress(target, quiet=quiet) as show, hard_limit(options, json):

@@ -159,7 +159,7 @@ def _by_number(directory: Directory, pointer: Pointer | None) -> Pointer | None:
     if pointer is None or pointer.resolved is not None or not pointer.names.isdecimal():
         return pointer
     step = int(pointer.names)
-    named = [*directory.files.values(), *directory.dirs.values()]
+    named: list[Entry | Directory] = [*directory.files.values(), *directory.dirs.values()]
     fitting = [
         e.key if isinstance(e, Entry) else e.path
         for e in named

@@ -14,6 +14,7 @@ from textwrap import dedent
 from typing import Any
 
 from ckptguard.codes import CODES, Code
+from ckptguard.ports import Check, RunCheck
 from ckptguard.registry import checks, layouts, run_checks
 
 HEADINGS = ("Finds", "Why it matters", "Example", "What to do", "Blind spots")
@@ -58,7 +59,7 @@ def sections(text: str) -> dict[str, str]:
 
 def codes_page() -> str:
     """docs/codes.md: every finding code, then every check."""
-    every = [*checks(), *run_checks()]
+    every: list[Check | RunCheck] = [*checks(), *run_checks()]
     lines = [
         "# Finding codes",
         "",
