@@ -59,6 +59,20 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
     from ckptguard.storage.opening import split_target
 
     root, key = split_target(target)
+    inner = "" if options.also else _recorded_above(root if key else _split(target)[0], options)
+    if inner:
+        # The run that was recorded is the folder above: its seals and its log are there.
+        folder, name = (root, key) if key else _split(target)
+        above, _ = _split(folder)
+        opened = open_roots([above or "."], options)
+        directory = build_directory(opened.list())
+        manifests = find_checkpoints(directory, layouts())
+        wanted = f"{inner}/{name}"
+        named = next(
+            (m for m in manifests if m.path == wanted or any(f.entry.key == wanted for f in m.files)), None
+        )
+        if named is not None:
+            return Opened(opened, _prefix(above or ".", above), named.path), directory, manifests
     store = open_roots([root, *options.also], options)
     prefix = _prefix(root, target)
     if key:
@@ -83,6 +97,15 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
                 find_checkpoints(directory, layouts()),
             )
     return Opened(store, prefix), directory, manifests
+
+
+def _recorded_above(folder: str, options: Options) -> str:
+    """The name of a `checkpoints` folder whose own parent holds what was recorded of the run; "" for any other."""
+    above, name = _split(folder) if folder else ("", "")
+    if name not in ("checkpoints", "checkpoint", "ckpts"):
+        return ""
+    ours = open_roots([above or "."], options).list(".ckptguard")
+    return name if next(iter(ours), None) is not None else ""
 
 
 def open_roots(roots: Sequence[str], options: Options) -> Store:

@@ -46,16 +46,15 @@ def main() -> None:
     except typer.Abort:
         print("ckptguard: interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the exit status must say so
         # Typer brings a click of its own in some versions: usage errors are told by what they can do.
-        if not hasattr(error, "format_message"):
-            raise
-        message = error.format_message()
+        usage = hasattr(error, "format_message")
+        message = error.format_message() if usage else f"unforeseen {type(error).__name__}: {error}"
+        hint = "ckptguard COMMAND --help shows what it takes" if usage else "is the installation whole?"
         if "--json" in sys.argv:
             from ckptguard.cli._output import emit_json
 
-            emit_json(
-                {"schema": 1, "error": {"code": "usage", "message": message, "hint": "ckptguard --help"}}
-            )
-        print(f"ckptguard: {message}\n  ckptguard COMMAND --help shows what it takes", file=sys.stderr)
-        sys.exit(2)
+            code = "usage" if usage else "internal"
+            emit_json({"schema": 1, "error": {"code": code, "message": message, "hint": hint}})
+        print(f"ckptguard: {message}\n  {hint}", file=sys.stderr)
+        sys.exit(2)  # a crash must read neither as a verdict nor as a fresh start

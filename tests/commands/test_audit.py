@@ -212,3 +212,21 @@ def test_the_recorders_log_is_the_runs_log(run, command):
     torch.save(state, path)
     found = command("audit", run, "--json").document["checkpoints"][1]["findings"]
     assert "lr-mismatch" in {f["code"] for f in found}
+
+
+def test_a_seal_of_the_run_is_seen_from_a_checkpoint_named_directly(run, tmp_path, command):
+    """RUN/.ckptguard holds the seal, RUN/checkpoints/x is what people name."""
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    shutil.move(run, outer / "checkpoints")
+    shutil.move(outer / "checkpoints" / "metrics.jsonl", outer / "metrics.jsonl")
+    path = outer / "checkpoints" / "ckpt_30.pt"
+    assert command("audit", outer, "--json").document["checkpoints"][-1]["path"] == str(path)
+    (outer / ".ckptguard").mkdir()
+    (outer / ".ckptguard" / "steps-0.jsonl").touch()
+    assert command("seal", path).exit_code == 0
+    assert list((outer / ".ckptguard" / "seals").rglob("ckpt_30.pt.json"))
+    flip(path, 20_000)
+    document = command("audit", path, "--json").document
+    assert [c["path"] for c in document["checkpoints"]] == [str(path)]
+    assert "digest-mismatch" in {f["code"] for f in document["checkpoints"][0]["findings"]}
