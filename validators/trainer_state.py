@@ -29,7 +29,8 @@ class TrainerState:
         siblings = comparable(subject)
         if "trainer_state" not in manifest.carries:
             others = next((f for s in siblings for f in s.manifest.by_role(Role.TRAINER_STATE)), None)
-            if others is not None and not manifest.attributes.get("one_file"):
+            documented = "trainer_state" in manifest.documented_absent
+            if others is not None and not documented and not manifest.attributes.get("one_file"):
                 yield finding(
                     "missing-trainer-state",
                     manifest.path,

@@ -62,7 +62,9 @@ class Torchtune(LayoutBase):
             carries=frozenset({"model", "optimizer", "config"}),
             gaps=("rng", "scheduler"),
             # A save at the end of a run, and all but the newest of older releases, are weights alone.
-            documented_absent=frozenset({"optimizer", "dataloader"}) if recipe is None else frozenset(),
+            documented_absent=frozenset({"optimizer", "dataloader", "trainer_state"})
+            if recipe is None
+            else frozenset(),
             temporary=is_temporary(directory.name),
             finished=not is_temporary(directory.name),
             series=series_of(directory.name),
