@@ -70,8 +70,6 @@ def train(
     loading = DataLoaderConfiguration(use_stateful_dataloader=stateful)
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if zero else "false"
     if zero:
-        import deepspeed
-
         # DeepSpeed compiles an operator behind a lock file: a test that was killed would make all later ones wait for ever.
         import_module("deepspeed.comm.torch").build_shm_op = lambda: None
         PartialState(cpu=True)  # makes it see both ranks, which on CPU it would not with DeepSpeed
