@@ -75,10 +75,9 @@ class Orbax(LayoutBase):
 
 
 def _is_step(directory: Directory) -> bool:
-    return (
-        TOP in directory.files
-        or ((directory.name.isdigit() or is_temporary(directory.name))
-        and any(_is_item(d) for d in directory.dirs.values()))
+    return TOP in directory.files or (
+        (directory.name.isdigit() or is_temporary(directory.name))
+        and any(_is_item(d) for d in directory.dirs.values())
     )
 
 
@@ -146,8 +145,7 @@ def _stores(directory: Directory, prefix: str) -> Iterator[tuple[str, Directory]
     if (
         MANIFEST in directory.files
         or any(PROCESS.match(d) for d in names)
-        or (ITEM in directory.files
-        and "d" in names)
+        or (ITEM in directory.files and "d" in names)
     ):
         yield prefix, directory
     for name, sub in sorted(directory.dirs.items()):
@@ -168,10 +166,8 @@ def _add_names(builder: Builder, names: Mapping[str, Any], file: str) -> None:
         )
         if any(k in OPTIMIZERS for k in keys[:2]):
             builder.components["optimizer"] = True
-        elif (
-            any(k in WEIGHTS for k in keys[:2])
-            or (len(keys) > 1
-            and value.get("value_type") in ("jax.Array", "np.ndarray"))
+        elif any(k in WEIGHTS for k in keys[:2]) or (
+            len(keys) > 1 and value.get("value_type") in ("jax.Array", "np.ndarray")
         ):
             builder.model[tensor.name] = tensor
             builder.mark(tensor, file)
