@@ -26,6 +26,8 @@ __all__ = [
     "split_leftovers",
 ]
 
+NEIGHBOURS = 16  # on each side
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -54,7 +56,7 @@ def audit(
             look = Look(opened, run, options, reader)
             facts = [f for m in list(look.manifests) if (f := look.read_enough(m)) is not None]
             facts.sort(key=lambda f: -1 if f.step is None else f.step)
-            pairs = [(f, look.verdict(f, facts)) for f in facts]
+            pairs = [(f, look.verdict(f, neighbours(facts, i))) for i, f in enumerate(facts)]
             if pairs or look.leftovers:
                 reports.append(look.report(target, pairs))
     if not reports:
@@ -63,6 +65,15 @@ def audit(
             "name the directory that holds the checkpoints, or a checkpoint itself",
         )
     return tuple(reports)
+
+
+def neighbours(facts: Sequence[CheckpointFacts], at: int) -> Sequence[CheckpointFacts]:
+    """The checkpoints that one is compared with, in order of their steps, itself included.
+
+    What a run's checkpoints have in common shows in a few dozen of them; all of a thousand would take a million
+    comparisons.
+    """
+    return facts[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1]
 
 
 def preflight(target: str, options: Options | None = None, progress: Progress | None = None) -> Decision:
