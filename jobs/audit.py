@@ -22,6 +22,8 @@ from ckptguard.seals import SealedFile
 AT_ONCE = 8
 """So many checkpoints are asked for in one request: a save that comes meanwhile waits for no more than these."""
 TRIES = 3
+UNREAD_PATIENCE = 120.0
+"""So many seconds a complete save may be unreadable before that is a verdict: stores restart, mounts come late."""
 OURS = frozenset({"no-safe-checkpoint", "low-space", "missed-save", "stalled-save", "slow-save", "odd-size"})
 """What the service itself says of a run, knowing its history; a look that sees a part of it does not."""
 
@@ -171,6 +173,16 @@ def _keep(task: Task, run: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
         if part["fingerprint"] != row["fingerprint"] or document["resume"] == Resume.WRITING:
             # It changed since it was listed: the watcher sees that too, and another look will follow.
             return False
+        if _unread(document) and now - (row["completed_at"] or 0.0) < UNREAD_PATIENCE:
+            # A store that comes back lists before it reads: another look will follow.
+            return False
+        if (
+            _unread(document)
+            and row["judged_fingerprint"] == part["fingerprint"]
+            and Resume(row["resume"]).safe
+        ):
+            # What was proven of these very bytes stays proven; that the store does not answer is said by the health.
+            return False
         shallow = Evidence(document["evidence"]) < Evidence.CONTENT
         if shallow and row["judged_fingerprint"] == part["fingerprint"]:
             return False
@@ -181,6 +193,12 @@ def _keep(task: Task, run: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
         assess(context, connection, run["id"])
     task.log(f"{document['path']}: {document['resume']} at {document['evidence']}")
     return True
+
+
+def _unread(document: Mapping[str, Any]) -> bool:
+    """Whether nothing but the store's failure to answer kept a look from a verdict."""
+    blocking = {f["code"] for f in document["findings"] if f["effect"] in ("unknown", "unsafe")}
+    return blocking == {"unreadable"}
 
 
 def _added(connection: Connection, run_id: int, part: Mapping[str, Any], now: float) -> dict[str, Any]:
