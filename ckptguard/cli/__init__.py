@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 import sys
 
 import typer
-
-# One thread per read: BLAS threads of its own would fight with ours over the same cores.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def build_app() -> typer.Typer:
