@@ -38,7 +38,7 @@ ACCUSING = frozenset(
 def default_jobs(store: Store | None = None) -> int:
     """Threads that read: the cores, at most 8; more where a reader mostly waits for answers."""
     cores = min(8, len(os.sched_getaffinity(0)))
-    return max(8, 2 * cores) if store is not None and store.traits.request_bytes else cores
+    return max(4, 2 * cores) if store is not None and store.traits.request_bytes else cores
 
 
 @dataclass(frozen=True, slots=True)
