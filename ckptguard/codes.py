@@ -77,8 +77,8 @@ dangling-pointer, pointer-to-unsafe, early-pointer | R | error | none | the late
 upload-incomplete, replica-mismatch, orphaned-multipart, upload-lag | S | warning | none | the copy is partial, differs, was never completed, is late | ckptguard replicate CHECKPOINT DESTINATION
 retention-risk, low-space, no-safe-checkpoint | R | error | none | the only safe checkpoint is about to go; the next saves will not fit; there is no safe checkpoint | copy the newest safe one elsewhere; make room
 missed-save, stalled-save, slow-save, odd-size | R | warning | none | a save departs from this run's own rhythm | look at the training process and its storage
-restore-failed, state-mismatch, probe-mismatch, batch-mismatch, rng-stream-mismatch, replay-divergence | C | error | unsafe | real objects refused the state, hold other state than the checkpoint, or do not continue the training that was recorded | ckptguard restore CHECKPOINT --recipe FILE.py:NAME --explain LOG
-loss-discontinuity | R | warning | none | the logged loss jumps at a resume | ckptguard restore CHECKPOINT --recipe FILE.py:NAME --explain LOG
+restore-failed, state-mismatch, probe-mismatch, batch-mismatch, rng-stream-mismatch, replay-divergence | C | error | unsafe | real objects refused the state, hold other state than the checkpoint, or do not continue the training that was recorded | ckptguard restore CHECKPOINT --recipe FILE.py:NAME --html PAGE.html shows where it departs
+loss-discontinuity | R | warning | none | the logged loss jumps at a resume | ckptguard restore CHECKPOINT --recipe FILE.py:NAME --html PAGE.html shows where it departs
 unstable-read | S | error | unknown | two reads of the same bytes, past the cache, differ: storage or machine is suspect | test the disk and the memory of this machine; {LOOK_AGAIN}
 changed-while-read | C | info | unknown | it was replaced during the look, and again when looked at anew | audit again when the save is done
 unreadable, check-failed | C | error | unknown | a file could not be read; a check of ours crashed | {LOOK_AGAIN}
