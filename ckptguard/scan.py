@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import xxhash
 
 from ckptguard.digest import (
-    BLOCK,
     PIECE,
     Values,
     crc32,
@@ -282,11 +281,6 @@ def join(plan: Plan, parts: Iterable[Part]) -> Scanned:
 def scan(read_into: ReadInto, plan: Plan) -> Scanned:
     """The whole pass in one thread."""
     return join(plan, [scan_segment(read_into, plan, begin, end) for begin, end in plan.segments()])
-
-
-def block_size_for(size: int) -> int:
-    """The block size of a new seal: small enough to mend little, large enough to keep the seal short."""
-    return BLOCK if size <= 1 << 36 else SEGMENT
 
 
 SMALL_VALUES = SMALL

@@ -83,12 +83,6 @@ def optimizer_steps(optimizer: OptimizerState) -> list[float]:
     return found
 
 
-def optimizer_step(facts: CheckpointFacts) -> int | None:
-    """The highest step any optimizer states."""
-    steps = [s for o in facts.state.optimizers for s in optimizer_steps(o)]
-    return int(max(steps)) if steps else None
-
-
 # Which optimizers keep a value of this name for each parameter. What several keep is listed last.
 _FAMILIES: tuple[tuple[frozenset[str], frozenset[str]], ...] = tuple(
     (frozenset(names.split()), frozenset(families.split()))

@@ -15,10 +15,6 @@ TEMPORARY = re.compile(
     r"|\.(tmp|temp|part|partial|dirty|incomplete|writing)([.-]?[0-9A-Za-z]{0,12})?$|^\.tmp[0-9A-Za-z_]{4,}|~$|\.orbax-checkpoint-tmp",
     re.IGNORECASE,
 )
-_STEP = re.compile(
-    r"(?:^|[^A-Za-z])(?:step|steps|iter|iteration|it|global[_-]?step|ckpt|checkpoint|chkpt|chk|cp|ba|batch|weights|model|state|train|epoch[-_=]?\d+[-_.])[-_=.]?0*(\d+)(?![\d.]*\d?(?:e|loss))",
-    re.IGNORECASE,
-)
 _NUMBER = re.compile(r"\d+")
 
 

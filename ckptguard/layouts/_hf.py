@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._state import Builder, is_weights
-from ckptguard.model import Directory, Entry, FileFacts, Manifest, ManifestFile, Role, Tensor
+from ckptguard.model import Directory, FileFacts, Manifest, ManifestFile, Role, Tensor
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.(?P<ending>safetensors|bin)$")
 WEIGHTS = re.compile(
@@ -51,10 +51,6 @@ def weight_files(directory: Directory, base: str = "") -> Iterator[ManifestFile]
 
 def has_weights(directory: Directory) -> bool:
     return any(WEIGHTS.match(n) or SHARD.match(n) or INDEX.match(n) for n in directory.files)
-
-
-def entry_at(directory: Directory, name: str) -> Entry | None:
-    return directory.files.get(name)
 
 
 def add_weights(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) -> None:

@@ -11,8 +11,6 @@ from ckptguard.layouts._state import Builder
 from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFile, Role
 
 LATEST = "latest"
-FSDP_MODEL = re.compile(r"^pytorch_model_fsdp_\d+$")
-FSDP_OPTIMIZER = re.compile(r"^optimizer_\d+$")
 RANK_FILE = re.compile(r"^(?P<what>pytorch_model_fsdp(?:_\d+)?|optimizer(?:_\d+)?)_rank(?P<rank>\d+)\.bin$")
 
 

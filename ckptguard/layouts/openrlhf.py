@@ -17,7 +17,6 @@ from ckptguard.model import Directory, FileFacts, Manifest, Pointer, State
 from ckptguard.ports import Resolve
 
 ROLES = ("_actor", "_critic")
-CLIENT = ("consumed_samples", "total_consumed_prompts", "data_loader_state_dict")
 
 
 class OpenRlhf(LayoutBase):

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.layouts._base import LayoutBase, is_temporary, rest_of, series_of, step_in
 from ckptguard.layouts._hf import (
-    INDEX,
-    SHARD,
-    WEIGHTS,
     add_config,
     add_tokenizer,
     add_weights,
@@ -76,10 +73,6 @@ class Safetensors(LayoutBase):
         add_tokenizer(builder, files)
         builder.components.setdefault("config", None if manifest.attributes.get("one_file") else False)
         return builder.build()
-
-
-def is_weight_file(name: str) -> bool:
-    return bool(WEIGHTS.match(name) or SHARD.match(name) or INDEX.match(name))
 
 
 LAYOUT = Safetensors()
