@@ -230,6 +230,11 @@ def test_no_command_runs_a_payload(run: Path) -> None:
         ["audit", str(run), "--json"],
         ["preflight", str(run)],
         ["seal", newest],
+        ["run", str(run), "--", sys.executable, "-c", ""],
+        ["replicate", newest, str(run.parent / "copy")],
+        ["repair", newest, "--from", str(run.parent / "copy")],
+        ["prune", str(run), "--keep-last", "1"],
+        ["preflight", str(run), "--quarantine"],
         ["restore", newest, "--recipe", f"{recipe}:build"],
     ):
         done = subprocess.run(
