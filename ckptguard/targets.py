@@ -63,8 +63,8 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
     if inner:
         # The run that was recorded is the folder above: its seals and its log are there.
         folder, name = (root, key) if key else _split(target)
-        above, _ = _split(folder)
-        opened = open_roots([above or "."], options)
+        upper, _ = _split(folder)
+        opened = open_roots([upper or "."], options)
         directory = build_directory(opened.list())
         manifests = find_checkpoints(directory, layouts())
         wanted = f"{inner}/{name}"
@@ -72,7 +72,7 @@ def open_target(target: str, options: Options) -> tuple[Opened, Directory, list[
             (m for m in manifests if m.path == wanted or any(f.entry.key == wanted for f in m.files)), None
         )
         if named is not None:
-            return Opened(opened, _prefix(above or ".", above), named.path), directory, manifests
+            return Opened(opened, _prefix(upper or ".", upper), named.path), directory, manifests
     store = open_roots([root, *options.also], options)
     prefix = _prefix(root, target)
     if key:

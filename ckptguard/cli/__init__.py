@@ -45,7 +45,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the exit status must say so
         # Typer brings a click of its own in some versions: usage errors are told by what they can do.
         usage = hasattr(error, "format_message")
-        message = error.format_message() if usage else f"unforeseen {type(error).__name__}: {error}"
+        message = str(error.format_message()) if usage else f"unforeseen {type(error).__name__}: {error}"  # type: ignore[attr-defined]
         hint = "ckptguard COMMAND --help shows what it takes" if usage else "is the installation whole?"
         if "--json" in sys.argv:
             from ckptguard.cli._output import emit_json
