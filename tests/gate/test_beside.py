@@ -222,16 +222,18 @@ def test_shards_on_two_disks_are_judged_together(ckptguard: Call, two_nodes: tup
     one, two = two_nodes
     run = next(p.parent for p in one.rglob("latest"))
     other = two / run.relative_to(one)
-    alone = ckptguard("audit", run, "--json")
+    alone = ckptguard("audit", run, "--grace", "0", "--json")
     assert alone.returncode == 1
     assert "missing-rank" in alone.stdout
-    both = ckptguard("audit", run, "--also", other, "--json")
+    both = ckptguard("audit", run, "--also", other, "--grace", "0", "--json")
     assert both.returncode == 0, both.stdout
     assert all(c["path"].startswith(str(run)) for c in json.loads(both.stdout)["checkpoints"])
     assert json.loads(both.stdout)["findings"] == []
     stale = next(run.glob("*/mp_rank_00_model_states.pt"))
     (other / stale.relative_to(run)).write_bytes(b"of another save")
-    conflict = json.loads(ckptguard("audit", run, "--also", other, "--json").stdout)["findings"]
+    conflict = json.loads(ckptguard("audit", run, "--also", other, "--grace", "0", "--json").stdout)[
+        "findings"
+    ]
     assert [f["code"] for f in conflict] == ["replica-mismatch"]
 
 

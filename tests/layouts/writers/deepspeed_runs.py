@@ -16,6 +16,7 @@ os.environ |= {
 
 import deepspeed  # noqa: E402 - it looks at the environment when it is imported
 import torch  # noqa: E402
+from _ranks import leave  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
 
 torch.set_num_threads(1)
@@ -249,4 +250,4 @@ if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
     for name in sorted(sys.argv[4:] or RUNS, key=list(RUNS).index):
         RUNS[name](name)
-    deepspeed.comm.destroy_process_group()
+    leave()

@@ -15,6 +15,7 @@ os.environ |= {
 }  # fmt: skip
 
 import torch  # noqa: E402 - accelerate looks at the environment when it is imported
+from _ranks import leave  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
 
@@ -99,4 +100,4 @@ RUNS: dict[str, Any] = {
 if __name__ == "__main__":
     for name in sys.argv[4:] or list(RUNS):
         RUNS[name](name)
-    torch.distributed.destroy_process_group()
+    leave()
