@@ -155,7 +155,8 @@ class Reader:
 
         def segment(begin: int, end: int) -> scan.Part | Problem:
             try:
-                part = scan.scan_segment(lambda at, view: store.readinto(key, at, view), plan, begin, end)
+                with store.stream(key, begin, end) as fill:
+                    part = scan.scan_segment(fill, plan, begin, end)
             except ShortRead as e:
                 return Problem("truncated", "", str(e))
             except StoreError as e:

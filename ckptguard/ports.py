@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +39,10 @@ class Traits:
     checksums: bool = False
 
 
+Fill = Callable[[memoryview], None]
+"""Fills a buffer with the next bytes. Raises ShortRead, KeyNotFound, StoreError."""
+
+
 @runtime_checkable
 class Store(Protocol):
     """Where checkpoints lie: keys below one root, read-only. All methods may be called from several threads."""
@@ -61,6 +66,9 @@ class Store(Protocol):
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
         """Fill `buffer` from `start`. Raises ShortRead, KeyNotFound, StoreError."""
+
+    def stream(self, key: str, start: int, end: int) -> AbstractContextManager[Fill]:
+        """The bytes [start, end) in order, for one thread: each call fills a buffer with the next ones."""
 
     def fresh(self, key: str) -> Store | None:
         """A store that reads `key` past every cache, for a second look, or None where that is not possible."""

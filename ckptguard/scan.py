@@ -27,10 +27,11 @@ from ckptguard.digest import (
 )
 from ckptguard.formats._base import SMALL, Span
 from ckptguard.model import TensorFacts
+from ckptguard.ports import Fill
 
 SEGMENT = 32 << 20
-
-ReadInto = Callable[[int, memoryview], None]
+# Read at once, two pieces at least: few calls a byte, and still warm in the cache when it is hashed and looked at.
+READ = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Extent:
     bare: bool = False
 
     def values(self, piece: memoryview | bytes) -> Values:
-        """Statistics of a whole piece."""
+        """Statistics of whole pieces that lie side by side."""
         found = values_of(piece, self.dtype)
         return replace(found, zero_pages=zero_pages(piece)) if self.bare else found
 
@@ -98,10 +99,10 @@ class Part:
     begin: int
     end: int
     crcs: list[tuple[int, int, int]] = field(default_factory=list)  # span, CRC, length
-    pieces: list[tuple[int, int, bytes, Values]] = field(
+    runs: list[tuple[int, int, list[bytes], Values]] = field(
         default_factory=list
-    )  # extent, piece, digest, values
-    seams: list[tuple[int, int, int, bytes]] = field(default_factory=list)  # extent, piece, offset, bytes
+    )  # extent, first piece, digests of it and of those after it, values of all
+    seams: list[tuple[int, int, bytes]] = field(default_factory=list)  # extent, piece, bytes
     gaps: list[tuple[int, int, bytes]] = field(default_factory=list)  # gap, offset, bytes
     kept: dict[int, bytes] = field(default_factory=dict)
     blocks: list[str] = field(default_factory=list)
@@ -121,26 +122,27 @@ class Scanned:
 _local = threading.local()
 
 
-def _buffer() -> memoryview:
-    if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(PIECE))
-    buffer: memoryview = _local.buffer
+def _buffer(size: int) -> memoryview:
+    """This thread's buffer: fresh memory for every segment would cost more than the checksums."""
+    buffer: memoryview | None = getattr(_local, "buffer", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _local.buffer = memoryview(bytearray(size))
     return buffer
 
 
-def scan_segment(read_into: ReadInto, plan: Plan, begin: int, end: int) -> Part:
-    """Read one segment. `read_into(start, buffer)` fills a buffer from the file and raises StoreError."""
+def scan_segment(fill: Fill, plan: Plan, begin: int, end: int) -> Part:
+    """Read one segment. `fill` gives its bytes in order and raises StoreError."""
     part = Part(begin, end)
     crcs: dict[int, tuple[int, int]] = {}
     hasher = xxhash.xxh3_128() if plan.block_size else None
-    whole = _buffer()
+    whole = _buffer(min(READ, end - begin))
     at = begin
     while at < end:
-        stop = min(end, at + PIECE)
+        stop = min(end, at + READ)
         if stop < end:
             stop = plan._cut(at, stop, end)
         view = whole[: stop - at]
-        read_into(at, view)
+        fill(view)
         if hasher is not None:
             hasher = _blocks(part, hasher, plan, view, at, stop, end)
         _spans(crcs, plan, view, at, stop)
@@ -190,19 +192,20 @@ def _extents(part: Part, plan: Plan, view: memoryview, at: int, stop: int) -> No
     for i in _overlapping(plan.extents, lambda e: e.start, lambda e: e.nbytes, at, stop):
         extent = plan.extents[i]
         low, high = max(at, extent.start), min(stop, extent.end)
-        while low < high:
-            number = (low - extent.start) // PIECE
-            first = extent.start + number * PIECE
-            last = min(first + PIECE, extent.end)
-            cut = min(high, last)
-            piece = view[low - at : cut - at]
-            if low == first and cut == last:
-                part.pieces.append((i, number, piece_digest(piece), extent.values(piece)))
-                if extent.keep:
-                    part.kept[i] = bytes(piece)
-            else:
-                part.seams.append((i, number, low - first, bytes(piece)))
-            low = cut
+        first = -(-(low - extent.start) // PIECE)  # of the whole pieces here
+        last = -(-extent.nbytes // PIECE) if high == extent.end else (high - extent.start) // PIECE
+        begin = min(high, extent.start + first * PIECE)
+        end = max(begin, min(high, extent.start + last * PIECE))
+        if low < begin:
+            part.seams.append((i, first - 1, bytes(view[low - at : begin - at])))
+        if begin < end:
+            run = view[begin - at : end - at]
+            digests = [piece_digest(run[k : k + PIECE]) for k in range(0, len(run), PIECE)]
+            part.runs.append((i, first, digests, extent.values(run)))
+            if extent.keep:
+                part.kept[i] = bytes(run)
+        if end < high:
+            part.seams.append((i, last, bytes(view[end - at : high - at])))
 
 
 def _gaps(part: Part, plan: Plan, view: memoryview, at: int, stop: int) -> None:
@@ -232,10 +235,10 @@ class Joiner:
         """Take the next part."""
         for i, crc, length in part.crcs:
             self._crcs[i] = crc32_join(self._crcs[i], crc, length) if i in self._crcs else crc
-        for i, number, digest, found in part.pieces:
-            self._digests[i][number] = digest
+        for i, first, digests, found in part.runs:
+            self._digests[i].update(enumerate(digests, first))
             self._values[i] += found
-        for i, number, _, raw in part.seams:
+        for i, number, raw in part.seams:
             self._seam(i, number, raw)
         for i, _, raw in part.gaps:
             self._gaps[i].append(raw)
@@ -278,9 +281,9 @@ def join(plan: Plan, parts: Iterable[Part]) -> Scanned:
     return joiner.done()
 
 
-def scan(read_into: ReadInto, plan: Plan) -> Scanned:
-    """The whole pass in one thread."""
-    return join(plan, [scan_segment(read_into, plan, begin, end) for begin, end in plan.segments()])
+def scan(fill: Fill, plan: Plan) -> Scanned:
+    """The whole pass in one thread; `fill` gives the file's bytes in order."""
+    return join(plan, [scan_segment(fill, plan, begin, end) for begin, end in plan.segments()])
 
 
 SMALL_VALUES = SMALL

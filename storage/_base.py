@@ -10,6 +10,24 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ckptguard.model import Entry
+from ckptguard.ports import Store
+
+
+class InOrder:
+    """Bytes of a key in order, for stores where any range costs the same."""
+
+    def __init__(self, store: Store, key: str, start: int) -> None:
+        self._store, self._key, self._at = store, key, start
+
+    def __enter__(self) -> InOrder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, buffer: memoryview) -> None:
+        self._store.readinto(self._key, self._at, buffer)
+        self._at += len(buffer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class S3Connection:
         self.requests = 0
         with translated("", root):
             self.client = client or make_client(self.location, self.options)
-        self._slots = threading.BoundedSemaphore(self.options.concurrency)
+        self.slots = threading.BoundedSemaphore(self.options.concurrency)
         self._seen: dict[str, str] = {}
         # What the server was found not to know: see `_s3_write`.
         self.lacks: set[str] = set()
@@ -33,7 +33,7 @@ class S3Connection:
         config = {"PageSize": self.options.page}
         pages = iter(paginator.paginate(Bucket=self.location.bucket, PaginationConfig=config, **parameters))
         while True:
-            with self._slots, translated(self.client.meta.method_to_api_mapping[operation], where):
+            with self.slots, translated(self.client.meta.method_to_api_mapping[operation], where):
                 page = next(pages, None)
             if page is None:
                 return
@@ -63,12 +63,16 @@ class S3Connection:
         if etag:
             self._seen[key] = etag
 
+    def seen(self, key: str) -> str | None:
+        """The entity tag of the object that a listing or an answer last showed under this key."""
+        return self._seen.get(key)
+
     def call(self, operation: str, key: str | None, **parameters: Any) -> dict[str, Any]:
         """One request about one key, or about the bucket."""
         name = self.client.meta.method_to_api_mapping[operation]
         if key is not None:
             parameters["Key"] = self.location.key(key)
-        with self._slots, translated(name, self.location.url(key or "")):
+        with self.slots, translated(name, self.location.url(key or "")):
             self.requests += 1
             answer: dict[str, Any] = getattr(self.client, operation)(
                 Bucket=self.location.bucket, **parameters

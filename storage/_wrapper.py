@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ckptguard.model import Entry
-from ckptguard.ports import Store, Traits
+from ckptguard.ports import Fill, Store, Traits
+from ckptguard.storage._base import InOrder
 
 
 class Wrapper:
@@ -31,6 +33,10 @@ class Wrapper:
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
         self.inner.readinto(key, start, buffer)
+
+    def stream(self, key: str, start: int, end: int) -> AbstractContextManager[Fill]:
+        # Not the inner store's: what this wrapper does to a read must not be left out.
+        return InOrder(self, key, start)
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length is None:

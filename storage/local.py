@@ -13,7 +13,7 @@ from pathlib import Path
 from ckptguard.errors import KeyNotFound, Refused, ShortRead, StoreDenied, StoreError, TargetNotFound
 from ckptguard.model import Entry
 from ckptguard.ports import Traits
-from ckptguard.storage._base import Upload
+from ckptguard.storage._base import InOrder, Upload
 
 OPEN_FILES = 64
 
@@ -154,6 +154,9 @@ class LocalStore:
             raise _translate(error, key) from error
         finally:
             os.close(fd)
+
+    def stream(self, key: str, start: int, end: int) -> InOrder:
+        return InOrder(self, key, start)
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length is None:

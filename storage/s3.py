@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from ckptguard.errors import KeyNotFound, ShortRead, StoreError, TargetNotFound
+from ckptguard.errors import KeyNotFound, TargetNotFound
 from ckptguard.model import Entry
 from ckptguard.ports import Traits
 from ckptguard.storage._base import Upload
 from ckptguard.storage._crc64 import crc64
 from ckptguard.storage._s3_client import S3Options, parse_url
 from ckptguard.storage._s3_connection import bare, epoch
-from ckptguard.storage._s3_errors import ObjectChanged, error_code, translate
+from ckptguard.storage._s3_errors import ObjectChanged
+from ckptguard.storage._s3_reading import RangeReader
 from ckptguard.storage._s3_upload import adopt_or_begin
 from ckptguard.storage._s3_vouching import Vouching
 from ckptguard.storage._s3_write import write
-
-MAX_PAUSE = 8.0
-# What a broken connection costs: the client gives nothing of a piece that did not come whole.
-PIECE = 512 << 10
 
 
 class S3Store(Vouching):
@@ -55,78 +49,11 @@ class S3Store(Vouching):
     # --- reading ------------------------------------------------------------------------------------
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
-        if not len(buffer):
-            return
-        view, done = buffer.cast("B"), 0
+        with self.stream(key, start, start + buffer.nbytes) as fill:
+            fill(buffer)
 
-        def rest() -> None:
-            nonlocal done
-            try:
-                done = self._range(key, start, view, done)
-            except _Broken as broken:
-                done = max(done, broken.done)
-                raise
-            if done < len(view):
-                raise _Broken(f"the connection ended {len(view) - done} bytes early")
-
-        self._patiently(rest, key, lambda: done)
-
-    def _range(self, key: str, start: int, view: memoryview, done: int) -> int:
-        """Ask for what is missing of a range and return how much is there when the answer ends, however it ends."""
-        first, last = start + done, start + len(view) - 1
-        condition = {"IfMatch": self._seen[key]} if key in self._seen else {}
-        with self._slots:
-            self.requests += 1
-            answer = self.client.get_object(
-                Bucket=self.location.bucket,
-                Key=self.location.key(key),
-                Range=f"bytes={first}-{last}",
-                **condition,
-            )
-            body = answer["Body"]
-            try:
-                _check_range(answer, first, last, self.location.url(key))
-                while done < len(view):
-                    try:
-                        got = body.readinto(view[done : done + PIECE])
-                    except Exception as error:
-                        raise _Broken(str(error), done) from error
-                    if not got:
-                        break
-                    done += got
-            finally:
-                # A connection whose answer was not read to its end cannot be used again.
-                body.close()
-        return done
-
-    def _patiently(self, attempt: Callable[[], None], key: str, progress: Callable[[], int]) -> None:
-        """Repeat a read that broke off, with growing random pauses. The client itself repeats refused requests."""
-        where = self.location.url(key)
-        failures, reached = 0, 0
-        while True:
-            try:
-                return attempt()
-            except (StoreError, _Broken) as error:
-                if isinstance(error, StoreError):
-                    raise
-                failures += 1
-                # A connection that brings something worth while before it breaks does not use patience up.
-                if max(progress(), error.done) - reached >= PIECE:
-                    failures, reached = 1, max(progress(), error.done)
-                if failures >= self.options.attempts:
-                    raise StoreError(
-                        f"{where}: reading failed {failures} times at byte {reached}: {error}",
-                        "repeat; look at the network and the server's log",
-                    ) from error
-            except Exception as error:
-                raise self._refused(error, key) from error
-            time.sleep(random.uniform(0, min(MAX_PAUSE, 0.1 * 2**failures)))
-
-    def _refused(self, error: Exception, key: str) -> Exception:
-        """What a refused GetObject means: beyond the end is a short file, not a broken store."""
-        if error_code(error) in ("InvalidRange", "416"):
-            return ShortRead(f"{self.location.url(key)}: shorter than was listed")
-        return translate(error, "GetObject", self.location.url(key))
+    def stream(self, key: str, start: int, end: int) -> RangeReader:
+        return RangeReader(self, key, start, end)
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if length is None:
@@ -165,14 +92,6 @@ class S3Store(Vouching):
         self._seen.clear()
 
 
-class _Broken(Exception):
-    """An answer that broke off; `done` is how far it came."""
-
-    def __init__(self, message: str, done: int = 0) -> None:
-        super().__init__(message)
-        self.done = done
-
-
 def locate(target: str) -> tuple[str, str]:
     """(root, key) of an S3 target: its folder and its name when it is one object, else itself and "".
 
@@ -194,23 +113,6 @@ def locate(target: str) -> tuple[str, str]:
         except KeyNotFound:
             pass
     raise TargetNotFound(f"{target}: nothing is stored there", "check the bucket and the prefix")
-
-
-def _check_range(answer: dict[str, Any], first: int, last: int, where: str) -> None:
-    """A server, or a proxy before it, may answer another range than was asked for."""
-    given = answer.get("ContentRange", "")
-    span, _, total = given.removeprefix("bytes ").partition("/")
-    low, _, high = span.partition("-")
-    if not (low.isdigit() and high.isdigit()):
-        if first == 0 and answer.get("ContentLength", 0) == last + 1:
-            return
-        raise StoreError(
-            f"{where}: the server does not answer ranges", "use an endpoint that supports the Range header"
-        )
-    if total.isdigit() and int(total) <= last:
-        raise ShortRead(f"{where}: ends at byte {total}, {last + 1 - int(total)} more were expected")
-    if int(low) != first or int(high) != last:
-        raise _Broken(f"asked for bytes {first}-{last}, the server answered {span}")
 
 
 __all__ = ["ObjectChanged", "S3Options", "S3Store", "locate"]

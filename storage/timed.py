@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ckptguard.errors import StoreError
 from ckptguard.model import Entry
-from ckptguard.ports import Store
+from ckptguard.ports import Fill, Store
 from ckptguard.storage._wrapper import Wrapper
 
 
@@ -38,6 +39,16 @@ class Timed(Wrapper):
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
         self._check(key)
         self.inner.readinto(key, start, buffer)
+
+    @contextmanager
+    def stream(self, key: str, start: int, end: int) -> Iterator[Fill]:
+        with self.inner.stream(key, start, end) as fill:
+
+            def in_time(buffer: memoryview) -> None:
+                self._check(key)
+                fill(buffer)
+
+            yield in_time
 
     def fresh(self, key: str) -> Store | None:
         inner = self.inner.fresh(key)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from ckptguard.errors import KeyNotFound
 from ckptguard.model import Entry
-from ckptguard.ports import Store, Traits
+from ckptguard.ports import Fill, Store, Traits
 
 
 class Union:
@@ -67,6 +68,9 @@ class Union:
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
         self._of(key).readinto(key, start, buffer)
+
+    def stream(self, key: str, start: int, end: int) -> AbstractContextManager[Fill]:
+        return self._of(key).stream(key, start, end)
 
     def fresh(self, key: str) -> Store | None:
         return self._of(key).fresh(key)
