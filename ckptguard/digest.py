@@ -166,7 +166,8 @@ def values_of(buffer: Buffer, dtype: str) -> Values:
     if bits.kind != "f":
         numbers = raw.view(_SIGNED[bits.width]) if bits.kind == "i" else raw
         return Values(minimum=float(numbers.min()), maximum=float(numbers.max()))
-    return _float_values(raw, dtype, bits)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _float_values(raw, dtype, bits)
 
 
 def _float_values(raw: np.ndarray, dtype: str, bits: Bits) -> Values:
@@ -198,24 +199,22 @@ def _extremes(raw: np.ndarray, bits: Bits) -> tuple[int, int]:
 
 
 def _square(numbers: np.ndarray) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = float(np.dot(numbers, numbers))
-        if math.isinf(squares):  # perhaps only too large for the type's own sum
-            wide = numbers.astype(np.float64)
-            squares = float(np.dot(wide, wide))
+    squares = float(np.dot(numbers, numbers))
+    if math.isinf(squares):  # perhaps only too large for the type's own sum
+        wide = numbers.astype(np.float64)
+        squares = float(np.dot(wide, wide))
     return squares
 
 
 def _float_values_slowly(raw: np.ndarray, dtype: str) -> Values:
-    with np.errstate(invalid="ignore", over="ignore"):
-        return _all_values(as_floats(raw, dtype).astype(np.float64))
+    return _all_values(as_floats(raw, dtype).astype(np.float64))
 
 
 # Formats that no processor converts fast: bits below the sign, bits of the mantissa, exponent bias.
 _MINIFLOATS = {"float16": (0x7FFF, 10, 15), "float8_e5m2": (0x7F, 2, 15), "float8_e4m3fn": (0x7F, 3, 7)}
 
-# Elements converted at a time, so that the converted ones never leave the processor's cache.
-_CONVERTED = 1 << 17
+# Elements converted at a time, so that the converted ones do not leave the processor's cache.
+_CONVERTED = 1 << 18
 _local = threading.local()
 
 
