@@ -15,16 +15,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 BUCKET = "s3://bench"
-RANGE = 8 << 20
+RANGES = (8, 32)  # MiB: what clients ask for at once, and what an audit does
+BUFFER = 1 << 20
 READERS = 4
 REPEATS = 3
+ROUNDS = 6
 
 
 def best(act: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -37,20 +41,25 @@ def best(act: Callable[[], Any], repeats: int = REPEATS) -> float:
     return min(found)
 
 
-def bare_download(url: str, key: str) -> int:
-    """The fastest that this client can bring an object here: parallel ranges, thrown away."""
+def bare_download(url: str, key: str, length: int) -> int:
+    """The fastest that this client can bring an object here: ranges of this length in parallel, thrown away as they come."""
     from ckptguard.storage.s3 import S3Store
 
     store = S3Store(url)
     size = store.stat(key).size
+    local = threading.local()
 
     def fetch(start: int) -> int:
-        buffer = memoryview(bytearray(min(RANGE, size - start)))
-        store.readinto(key, start, buffer)
-        return len(buffer)
+        if not hasattr(local, "buffer"):
+            local.buffer = memoryview(bytearray(BUFFER))
+        end = min(size, start + length)
+        with store.stream(key, start, end) as fill:
+            for at in range(start, end, BUFFER):
+                fill(local.buffer[: end - at])
+        return end - start
 
     with ThreadPoolExecutor(READERS) as pool:
-        return sum(pool.map(fetch, range(0, size, RANGE)))
+        return sum(pool.map(fetch, range(0, size, length)))
 
 
 def audit_of(url: str, depth: str = "content") -> None:
@@ -114,9 +123,14 @@ def measure_audit(folder: Path, size: int) -> dict[str, Any]:
         "structure",
     )
     length = path.stat().st_size
-    bare = best(lambda: bare_download(f"{BUCKET}/run", "ckpt_10.pt"))
-    audit = best(lambda: audit_of(f"{BUCKET}/run"))
-    bare = min(bare, best(lambda: bare_download(f"{BUCKET}/run", "ckpt_10.pt")))
+
+    acts: dict[str, Callable[[], Any]] = {
+        f"bare_{mib}_mib": partial(bare_download, f"{BUCKET}/run", "ckpt_10.pt", mib << 20) for mib in RANGES
+    }
+    acts["audit"] = lambda: audit_of(f"{BUCKET}/run")
+    # In turn, so that what else the machine does meets all of them.
+    rounds = [{name: best(act, 1) for name, act in acts.items()} for _ in range(ROUNDS)]
+    seconds = {name: min(times[name] for times in rounds) for name in acts}
 
     def download_and_audit() -> None:
         there = folder / "download"
@@ -128,11 +142,14 @@ def measure_audit(folder: Path, size: int) -> dict[str, Any]:
     other = best(download_and_audit)
     return {
         "bytes": length,
-        "bare_download_mb_s": round(length / bare / 1e6),
-        "content_audit_mb_s": round(length / audit / 1e6),
+        **{f"{name}_mb_s": round(length / taken / 1e6) for name, taken in seconds.items()},
         "s5cmd_then_local_audit_mb_s": round(length / other / 1e6),
-        "ratio_to_bare": round(bare / audit, 2),
-        "ratio_to_s5cmd": round(other / audit, 2),
+        **{
+            f"ratio_to_{name}": round(taken / seconds["audit"], 2)
+            for name, taken in seconds.items()
+            if name != "audit"
+        },
+        "ratio_to_s5cmd": round(other / seconds["audit"], 2),
     }
 
 

@@ -59,7 +59,7 @@ class ReadAhead(Wrapper):
         self._lock = threading.Lock()
         self._chunks: OrderedDict[tuple[str, int], _Chunk] = OrderedDict()
         self._progress: dict[str, _Progress] = {}
-        self._windows: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._windows: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._reads = 0
         self._pool: ThreadPoolExecutor | None = None
 
@@ -78,12 +78,13 @@ class ReadAhead(Wrapper):
             progress = self._progress.setdefault(entry.key, _Progress())
             if (progress.size, progress.etag) != (entry.size, entry.etag):
                 self._progress[entry.key] = _Progress(entry.size, entry.etag)
-                self._windows.pop(entry.key, None)
+                for window in [w for w in self._windows if w[0] == entry.key]:
+                    del self._windows[window]
                 for place in [p for p in self._chunks if p[0] == entry.key]:
                     del self._chunks[place]
 
     def readinto(self, key: str, start: int, buffer: memoryview) -> None:
-        if 0 < len(buffer) <= WINDOW // 2 and self._from_window(key, start, buffer):
+        if 0 < len(buffer) <= WINDOW and self._from_window(key, start, buffer):
             return
         if len(buffer) >= CHUNK:
             # Whoever reads so much at once reads in parallel himself.
@@ -99,23 +100,25 @@ class ReadAhead(Wrapper):
         return self.inner.stream(key, start, end)
 
     def _from_window(self, key: str, start: int, buffer: memoryview) -> bool:
-        """Serve a small read from its neighbourhood, fetched once; False where the size is not known or does not reach."""
+        """Serve a small read from a neighbourhood, fetched once; False where the size is not known or does not reach."""
+        end = start + len(buffer)
         with self._lock:
             progress = self._progress.get(key)
-            held = self._windows.get(key)
-        end = start + len(buffer)
-        if held is None or not held[0] <= start <= end <= held[0] + len(held[1]):
-            if progress is None or progress.size is None or end > progress.size:
-                return False
-            # The end of a file is read backwards: a directory lies before its own end.
-            begin = max(0, min(start, progress.size - WINDOW))
-            held = (begin, self.inner.read(key, begin, min(WINDOW, progress.size - begin)))
-            with self._lock:
-                self._windows[key] = held
-                self._windows.move_to_end(key)
-                while len(self._windows) > WINDOWS:
-                    self._windows.popitem(last=False)
-        buffer[:] = held[1][start - held[0] : end - held[0]]
+            for (name, begin), data in self._windows.items():
+                if name == key and begin <= start and end <= begin + len(data):
+                    buffer[:] = data[start - begin : end - begin]
+                    self._windows.move_to_end((name, begin))
+                    return True
+        if len(buffer) > WINDOW // 2 or progress is None or progress.size is None or end > progress.size:
+            return False
+        # The end of a file is read backwards: a directory lies before its own end.
+        begin = max(0, min(start, progress.size - WINDOW))
+        data = self.inner.read(key, begin, min(WINDOW, progress.size - begin))
+        with self._lock:
+            self._windows[key, begin] = data
+            while len(self._windows) > WINDOWS:
+                self._windows.popitem(last=False)
+        buffer[:] = data[start - begin : end - begin]
         return True
 
     def _serve(self, key: str, at: int, buffer: memoryview) -> int:

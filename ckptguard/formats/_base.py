@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from ckptguard.ports import Store
 SMALL = 8 << 10  # a torch CPU generator's state has 5056 bytes
 MOST_SMALL = 50_000
 MOST_GROUPS = 24
+MOST_JOINED = 4 << 20
+PARALLEL = 8
 
 
 class Source:
@@ -119,39 +122,71 @@ def load_array(source: Source, tensor: Tensor) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(flat, tensor.shape, steps, writeable=False)
 
 
-def read_small_values(source: Source, tensors: Iterable[Tensor], *, overhead: int = 0) -> None:
+def read_small_values(
+    source: Source, tensors: Sequence[Tensor], *, overhead: int = 0, sure: bool = False
+) -> None:
     """Fill in `value` of small tensors, with neighbouring reads joined as far as the store finds that cheaper.
 
     `overhead` is what lies between the values of neighbours in this container. In a store where a request costs more
-    than bytes, only as many groups are read as a structure audit may cost; what is left stays unread.
+    than bytes, only as many groups are read as a structure audit may cost; what is left stays unread. Values that the
+    pass over the content will bring by itself are left to it, unless they must be there before (`sure`).
     """
-    wanted = sorted(
-        (
-            t
-            for t in tensors
-            if t.value is None and t.start is not None and 0 < t.nbytes <= SMALL and t.contiguous
-        ),
-        key=lambda t: t.start or 0,
-    )[:MOST_SMALL]
-    join = max(source.store.traits.request_bytes, overhead)
-    groups: list[list[Tensor]] = []
-    for tensor in wanted:
-        start = tensor.start or 0
-        if (
-            groups
-            and start - (groups[-1][-1].start or 0) - groups[-1][-1].nbytes <= join
-            and start - (groups[-1][0].start or 0) < (4 << 20)
-        ):
-            groups[-1].append(tensor)
-        else:
-            groups.append([tensor])
-    if source.store.traits.request_bytes and len(groups) > MOST_GROUPS:
+    small = [
+        t
+        for t in tensors
+        if t.value is None and t.start is not None and 0 < t.nbytes <= SMALL and t.contiguous
+    ]
+    if source.deep and not source.base and not sure:
+        small = _in_others(small, tensors)
+    wanted = sorted(small, key=lambda t: t.start or 0)[:MOST_SMALL]
+    distant = source.store.traits.request_bytes
+    groups = list(_neighbours(wanted, max(distant, overhead)))
+    if distant and len(groups) > MOST_GROUPS:
         groups = sorted(groups, key=len, reverse=True)[:MOST_GROUPS]
-    for group in groups:
+
+    def read(group: list[Tensor]) -> bytes:
         first = group[0].start or 0
         end = max((t.start or 0) + t.nbytes for t in group)
-        raw = source.read(first, min(end, source.size) - first)
+        return source.read(first, min(end, source.size) - first)
+
+    for group, raw in zip(groups, _all_at_once(read, groups) if distant else map(read, groups)):
         for tensor in group:
-            at = (tensor.start or 0) - first
+            at = (tensor.start or 0) - (group[0].start or 0)
             if itemsize(tensor.dtype) and at + tensor.nbytes <= len(raw):
                 tensor.value = decode(raw[at : at + tensor.nbytes], tensor.dtype, tensor.shape)
+
+
+def _all_at_once(read: Callable[[list[Tensor]], bytes], groups: list[list[Tensor]]) -> Iterable[bytes]:
+    """The reads in parallel: over a network each is mostly waiting."""
+    if len(groups) < 2:
+        return map(read, groups)
+    with ThreadPoolExecutor(min(PARALLEL, len(groups)), thread_name_prefix="ckptguard-small") as pool:
+        return list(pool.map(read, groups))
+
+
+def _neighbours(tensors: Iterable[Tensor], join: int) -> Iterator[list[Tensor]]:
+    """Tensors, sorted by start, in groups that are each read at once."""
+    group: list[Tensor] = []
+    for tensor in tensors:
+        start = tensor.start or 0
+        if group and (
+            start - (group[-1].start or 0) - group[-1].nbytes > join
+            or start - (group[0].start or 0) >= MOST_JOINED
+        ):
+            yield group
+            group = []
+        group.append(tensor)
+    if group:
+        yield group
+
+
+def _in_others(small: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that share some of their bytes with another tensor's, so that the pass sees no stretch that is theirs alone."""
+    spans = sorted({(t.start, t.start + t.nbytes) for t in tensors if t.start is not None and t.nbytes})
+    sharing: set[tuple[int, int]] = set()
+    widest = (0, 0)
+    for span in spans:
+        if span[0] < widest[1]:
+            sharing |= {span, widest}
+        widest = max(widest, span, key=lambda s: s[1])
+    return [t for t in small if (t.start, (t.start or 0) + t.nbytes) in sharing]

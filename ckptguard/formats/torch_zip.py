@@ -63,9 +63,10 @@ def read(source: Source) -> Parsed:
     problems += _place(archive, storages, tensors)
     problems += _trailing(source, archive)
     problems += unnamed(archive)
-    read_small_values(source, tensors, overhead=256)
     order = archive.get("byteorder")
-    if order and order.size < 16 and source.read(order.start, order.size) == b"big":
+    swapped = bool(order and order.size < 16 and source.read(order.start, order.size) == b"big")
+    read_small_values(source, tensors, overhead=256, sure=swapped)
+    if swapped:
         _swap(tensors)
     gaps = tuple(gaps_of(archive))
     return Parsed(
