@@ -172,16 +172,21 @@ class Look:
         directory = build_directory(self.opened.store.list())
         return next((m for m in find_checkpoints(directory, layouts()) if m.path == path), None)
 
+    def grace(self, manifest: Manifest) -> float:
+        """For how long after its last change an unfinished checkpoint counts as being written."""
+        return self.options.grace
+
     # --- judging ------------------------------------------------------------------------------------
 
     def verdict(self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Verdict:
         """Judge one checkpoint among its siblings. Judged oldest first, none is compared with one found unsafe."""
+        grace = self.grace(facts.manifest)
         subject = Subject(
             facts,
             tuple(siblings),
             self.log,
             self.now,
-            self.options.grace,
+            grace,
             self.opened.store,
             self.options.plan,
             frozenset(self._unsafe),
@@ -194,7 +199,7 @@ class Look:
             coverage,
             path=self.opened.shown(facts.path),
             now=self.now,
-            grace=self.options.grace,
+            grace=grace,
             required=self.options.require if earlier is None else None,
             health=health_at(self.log or facts.state.log, facts.step),
         )

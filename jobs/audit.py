@@ -13,6 +13,8 @@ from ckptguard.catalog.verdicts import record_verdict
 from ckptguard.digest import blocks_digest
 from ckptguard.errors import NothingRecognised
 from ckptguard.jobs.assess import assess
+from ckptguard.jobs.context import Context, run_settings
+from ckptguard.jobs.ended import is_over, still
 from ckptguard.jobs.lifecycle import Phase
 from ckptguard.jobs.schedule import Candidate, by_need, due_again
 from ckptguard.jobs.task import Task
@@ -22,8 +24,10 @@ from ckptguard.seals import SealedFile
 AT_ONCE = 8
 """So many checkpoints are asked for in one request: a save that comes meanwhile waits for no more than these."""
 TRIES = 3
-UNREAD_PATIENCE = 120.0
-"""So many seconds a complete save may be unreadable before that is a verdict: stores restart, mounts come late."""
+UNREAD_PATIENCE = 30.0
+"""So many seconds a complete save may be unreadable before that is a verdict: stores list before they read."""
+OUTAGE_PATIENCE = 120.0
+"""And so many after the whole store gave no answer: what comes back does so in parts."""
 OURS = frozenset({"no-safe-checkpoint", "low-space", "missed-save", "stalled-save", "slow-save", "odd-size"})
 """What the service itself says of a run, knowing its history; a look that sees a part of it does not."""
 
@@ -35,11 +39,13 @@ def audit(task: Task) -> str:
     judged = 0
     while True:
         rows = _waiting(task, run["id"], failures)
-        judged += _look(task, run, rows, done=judged)
+        seen, early = _look(task, run, rows, done=judged)
+        judged += seen
         if not rows:
             return f"{judged} checkpoints judged"
         for row in rows:
-            failures[row["id"]] = failures.get(row["id"], 0) + 1
+            # What is too young to be judged is not read three times in a row; the service comes back to it.
+            failures[row["id"]] = TRIES if row["path"] in early else failures.get(row["id"], 0) + 1
 
 
 def audit_again(task: Task) -> str:
@@ -59,7 +65,7 @@ def audit_again(task: Task) -> str:
     chosen = [rows[c.id] for c in [*bad, *due]]
     judged = 0
     for start in range(0, len(chosen), AT_ONCE):
-        judged += _look(task, run, chosen[start : start + AT_ONCE], done=start, of=len(chosen))
+        judged += _look(task, run, chosen[start : start + AT_ONCE], done=start, of=len(chosen))[0]
     return f"{judged} of {len(candidates)} checkpoints read again"
 
 
@@ -77,26 +83,43 @@ def _complete(connection: Connection, run_id: int) -> list[dict[str, Any]]:
 
 def _waiting(task: Task, run_id: int, failures: Mapping[int, int]) -> list[dict[str, Any]]:
     """The newest checkpoints that are not judged as they are now, at the depth that the configuration wants."""
-    depth = task.context.settings.audit.depth
+    depth, now = task.context.settings.audit.depth, task.context.clock()
     with task.context.catalog.read() as connection:
         rows = _complete(connection, run_id)
+        unread = {row["id"] for row in checkpoints.unread(connection, run_id) if unread_due(row, now)}
     waiting = [
         row
         for row in rows
-        if (row["judged_fingerprint"] != row["fingerprint"] or Evidence(row["evidence"]) < depth)
+        if (
+            row["judged_fingerprint"] != row["fingerprint"]
+            or Evidence(row["evidence"]) < depth
+            or row["id"] in unread
+        )
         and failures.get(row["id"], 0) < TRIES
     ]
     waiting.sort(key=lambda r: (r["step"] if r["step"] is not None else -1, r["id"]), reverse=True)
     return waiting[:AT_ONCE]
 
 
+def unread_due(row: Mapping[str, Any], now: float) -> bool:
+    """Whether a checkpoint that could not be read is tried again: soon at first, then ever more seldom, each hour at last."""
+    unread_for = row["judged_at"] - (row["changed_at"] or row["judged_at"])
+    return bool(now - row["judged_at"] >= min(3600.0, max(60.0, unread_for)))
+
+
 def _look(
     task: Task, run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, done: int = 0, of: int = 0
-) -> int:
-    """One request to the reading process: these checkpoints deeply, and the run as a whole. Returns how many were judged."""
-    settings = task.context.settings.audit
+) -> tuple[int, set[str]]:
+    """One request to the reading process: these checkpoints deeply, and the run as a whole.
+
+    Returns how many were judged, and the paths of those that it is too early to judge.
+    """
+    settings, watch = task.context.settings.audit, task.context.settings.watch
     depth = settings.depth if rows else Evidence.STRUCTURE
+    now = task.context.clock()
     with task.context.catalog.read() as connection:
+        current = get_run(connection, run["id"]) or run
+        every = _complete(connection, run["id"])
         remembered = {row["path"]: digests.remembered_files(connection, row["id"]) for row in rows}
         known = {
             row["path"]: {
@@ -104,23 +127,29 @@ def _look(
                 "resume": row["resume"],
                 "evidence": row["evidence"],
             }
-            for row in _complete(connection, run["id"])
+            for row in every
         }
     request = {
         "do": "audit",
         "target": run["target"],
         "depth": str(depth),
-        # What is broken and did not change for so long is not being written any more.
-        "grace": task.context.settings.watch.stall_after,
+        # What is broken and did not change for so long is not being written any more,
+        "grace": watch.stall_after,
+        # nor are these; and those of the still ones that a pointer names.
+        "over": [r["path"] for r in every if is_over(r, every, current, now, watch.stall_after)],
+        "still": [r["path"] for r in every if still(r, now, watch.stall_after)],
         "max_rate": settings.max_rate,
         "deep": [row["path"] for row in rows],
         "known": known,
         "remembered": {path: _seal(path, held) for path, held in remembered.items() if held},
     }
     judged: list[str] = []
+    early: set[str] = set()
     deep = set(request["deep"])
 
     def keep(part: dict[str, Any]) -> None:
+        if part["document"]["resume"] == Resume.WRITING:
+            early.add(part["path"])
         if _keep(task, run, part) and part["path"] in deep:
             judged.append(part["path"])
 
@@ -135,7 +164,7 @@ def _look(
     except NothingRecognised:
         answer = {"reports": []}
     _keep_run(task, run, answer)
-    return len(judged)
+    return len(judged), early
 
 
 def _seal(path: str, remembered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -173,7 +202,7 @@ def _keep(task: Task, run: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
         if part["fingerprint"] != row["fingerprint"] or document["resume"] == Resume.WRITING:
             # It changed since it was listed: the watcher sees that too, and another look will follow.
             return False
-        if _unread(document) and now - (row["completed_at"] or 0.0) < UNREAD_PATIENCE:
+        if _unread(document) and not _patient_enough(context, run, row, now):
             # A store that comes back lists before it reads: another look will follow.
             return False
         if (
@@ -193,6 +222,15 @@ def _keep(task: Task, run: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
         assess(context, connection, run["id"])
     task.log(f"{document['path']}: {document['resume']} at {document['evidence']}")
     return True
+
+
+def _patient_enough(context: Context, run: Mapping[str, Any], row: Mapping[str, Any], now: float) -> bool:
+    """Whether that a checkpoint cannot be read may be said: it had the time, and its store did not fail as a whole of late."""
+    settings = context.settings
+    ailing = context.health.last_bad(f"run {run_settings(settings, run['target']).path}")
+    if ailing is not None and now - ailing < OUTAGE_PATIENCE:
+        return False
+    return bool(now - (row["changed_at"] or 0.0) >= min(UNREAD_PATIENCE, settings.watch.stall_after))
 
 
 def _unread(document: Mapping[str, Any]) -> bool:

@@ -25,9 +25,11 @@ class Health:
         self._lock = threading.Lock()
         self._ailments: dict[str, Ailment] = {}
         self._beats: dict[str, tuple[float, float]] = {}
+        self._last_bad: dict[str, float] = {}
 
     def bad(self, part: str, message: str, *, vital: bool = False) -> None:
         with self._lock:
+            self._last_bad[part] = self._clock()
             before = self._ailments.get(part)
             since = before.since if before is not None else self._clock()
             self._ailments[part] = Ailment(part, message, since, vital)
@@ -35,6 +37,11 @@ class Health:
     def good(self, part: str) -> None:
         with self._lock:
             self._ailments.pop(part, None)
+
+    def last_bad(self, part: str) -> float | None:
+        """When a part failed last, though it may work again; None where it never did."""
+        with self._lock:
+            return self._last_bad.get(part)
 
     def beat(self, part: str, at: float, patience: float) -> None:
         """A part that works again and again did so at a monotonic time; silence for longer than `patience` is an ailment."""

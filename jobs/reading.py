@@ -7,15 +7,18 @@ checkpoint has none of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ckptguard.digest import BLOCK
 from ckptguard.discover import Run, group_runs
 from ckptguard.facts import Reader, Wanted
 from ckptguard.jobs.lifecycle import fingerprint
-from ckptguard.look import Look
+from ckptguard.jobs.writers import any_written
+from ckptguard.look import Look, find_pointers
 from ckptguard.model import CheckpointFacts, Evidence, FileFacts, Manifest, Resume, Verdict
 from ckptguard.report.document import report_document, verdict_document
 from ckptguard.seals import Seal
@@ -41,19 +44,41 @@ class _Hashing(Reader):
 
 
 class _Remembering(Look):
-    """A look that compares with what the catalog remembers, where the run has no seal."""
+    """A look that compares with what the catalog remembers, where the run has no seal, and is told which saves are over."""
 
     remembered: Mapping[str, Seal]
+    over: frozenset[str]
+    still: frozenset[str]
+    _named: dict[str, float] | None = None
 
     def _seal(self, manifest: Manifest) -> Seal | None:
         return super()._seal(manifest) or self.remembered.get(manifest.path)
+
+    def grace(self, manifest: Manifest) -> float:
+        """None for a save that is over: what is broken in it will not be finished."""
+        over = manifest.path in self.over or (manifest.path in self.still and self._pointed(manifest))
+        return -math.inf if over and not self._written(manifest) else self.options.grace
+
+    def _pointed(self, manifest: Manifest) -> bool:
+        """Whether a pointer that is not older than the checkpoint's last change names it."""
+        if self._named is None:
+            self._named = {}
+            for pointer in find_pointers(self.opened.store, self.run.root, self.manifests):
+                if pointer.resolved is not None:
+                    before = self._named.get(pointer.resolved, -math.inf)
+                    self._named[pointer.resolved] = max(before, pointer.entry.modified)
+        return self._named.get(manifest.path, -math.inf) >= manifest.modified
+
+    def _written(self, manifest: Manifest) -> bool:
+        local = self.opened.store.traits.local and "://" not in self.opened.prefix
+        return local and any_written(Path(self.opened.shown(f.entry.key)) for f in manifest.files)
 
 
 def audit(request: Mapping[str, Any], progress: Progress, tell: Tell) -> dict[str, Any]:
     """Judge the checkpoints `deep` of a run at `depth`, in that order, and the run as a whole.
 
     `remembered` holds seals by path; `known` verdicts by path, that hold for a fingerprint: a shallow look at the same
-    bytes does not unsay them. Paths are relative to the target; "" is the target itself.
+    bytes does not unsay them. `over` are saves that nobody goes on with, `still` those that have not changed of late. Paths are relative to the target; "" is the target itself.
     """
     options = Options(
         depth=Evidence(request["depth"]), grace=float(request["grace"]), max_rate=request.get("max_rate")
@@ -78,6 +103,8 @@ def _one_run(
     look = _Remembering(opened, run, options, reader)
     path_of = _names(opened)
     look.remembered = {m.path: seals[path_of(m.path)] for m in look.manifests if path_of(m.path) in seals}
+    look.over = frozenset(m.path for m in look.manifests if path_of(m.path) in request["over"])
+    look.still = frozenset(m.path for m in look.manifests if path_of(m.path) in request["still"])
     deep = [m for path in request["deep"] for m in look.manifests if path_of(m.path) == path]
     beside = [m for m in neighbours(look.manifests, deep) if look.read(m, Evidence.STRUCTURE) is not None]
     for manifest in deep:

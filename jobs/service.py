@@ -12,15 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ckptguard.catalog import Catalog, checkpoints, jobs, outbox
 from ckptguard.catalog.lead import Lead
-from ckptguard.catalog.runs import watch_only
+from ckptguard.catalog.runs import get_run, watch_only
 from ckptguard.errors import UsageError
 from ckptguard.jobs.assess import assess_all
+from ckptguard.jobs.audit import unread_due
 from ckptguard.jobs.context import Context, open_routes, run_settings
 from ckptguard.jobs.deliver import deliver
+from ckptguard.jobs.ended import LEAST, is_over
 from ckptguard.jobs.events import Events
 from ckptguard.jobs.follow import follow
 from ckptguard.jobs.health import Health
@@ -43,6 +46,9 @@ PLAN_EVERY = 1.0
 DEBOUNCE = 0.5
 RETRY = 20.0
 """Seconds until a look that failed is tried again."""
+RECHECK_EVERY = 5.0
+LOOK_OFTEN = 300.0
+"""What could not be judged for so long is not looked at so often any more."""
 STOP_SECONDS = 10.0
 
 
@@ -87,7 +93,8 @@ class Service:
         self._workers.start()
         self._thread("watch", TICK, self._watch)
         self._thread("follow", self.settings.follow_every, self._follow)
-        self._thread("assess", min(ASSESS_EVERY, RETRY, self.settings.watch.stall_after), self._assess)
+        self._thread("assess", min(ASSESS_EVERY, self.settings.watch.stall_after), self._assess)
+        self._thread("recheck", min(RECHECK_EVERY, self.settings.watch.stall_after), self._recheck)
         self._thread("discover", DISCOVER_EVERY, self._discover)
         self._thread("plan", PLAN_EVERY, self._entered)
         self._thread("lead", LEAD_EVERY, self._keep_leading)
@@ -226,22 +233,53 @@ class Service:
             follow(self.context, watched)
 
     def _assess(self) -> None:
-        """What time alone changes: late saves, reminders, and verdicts that had to wait."""
-        runs = [watched.run_id for watched in self.watched()]
-        assess_all(self.context, runs)
+        """What time alone changes: late saves and reminders."""
+        assess_all(self.context, [watched.run_id for watched in self.watched()])
+
+    def _recheck(self) -> None:
+        """Have those looked at again whose verdict had to wait: their save may be over now, or their store well again."""
         now, patience = self.context.clock(), self.settings.watch.stall_after
+        mine = {watched.run_id for watched in self.watched()}
         with self.context.catalog.read() as connection:
-            waiting = [
-                run
-                for run in checkpoints.unjudged_runs(connection, now - min(RETRY, patience))
-                if run in runs
+            waiting = checkpoints.unjudged(connection, now - min(LEAST, patience))
+            again = {row["run_id"] for row in checkpoints.unread(connection) if unread_due(row, now)}
+            every: dict[int, list[dict[str, Any]]] = {}
+            for row in waiting:
+                every.setdefault(row["run_id"], []).append(row)
+            due = [
+                run_id
+                for run_id in sorted((again | every.keys()) & mine)
+                if self._due(connection, run_id, every.get(run_id, []), now, tried=run_id in again)
             ]
-            last = {run: jobs.newest(connection, "audit", run) for run in waiting}
-        for run, job in last.items():
-            # What was still being written then is looked at again when it cannot be any more; a failure sooner.
-            wait = min(RETRY, patience) if job is not None and job["state"] == "failed" else patience
-            if job is None or (job["ended_at"] is not None and now - job["ended_at"] >= wait):
-                self.queue("audit", run, "watch")
+        for run_id in due:
+            self.queue("audit", run_id, "watch")
+
+    def _due(
+        self, connection: Connection, run_id: int, waiting: list[dict[str, Any]], now: float, *, tried: bool
+    ) -> bool:
+        """Whether another look at a run may tell more than its last one did; `tried`: it is time to try again to read."""
+        patience = self.settings.watch.stall_after
+        retry = min(RETRY, patience)
+        job = jobs.newest(connection, "audit", run_id)
+        if job is None:
+            return True
+        if job["ended_at"] is None:
+            return False
+        since = now - job["ended_at"]
+        # A last look in the future was made before the clock was set back.
+        if since < 0 or since >= patience or (since >= retry and (tried or job["state"] == "failed")):
+            return True
+        run = get_run(connection, run_id)
+        if run is None:
+            return False
+        rows = checkpoints.of_run(connection, run_id)
+        for row in waiting:
+            idle = now - row["changed_at"]
+            # Once when it has lain still; and soon after something tells that its save is over.
+            first = job["started_at"] is not None and job["started_at"] < row["changed_at"] + LEAST <= now
+            if first or (since >= retry and idle < LOOK_OFTEN and is_over(row, rows, run, now, patience)):
+                return True
+        return False
 
     # --- what is planned ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from ckptguard.catalog._rows import Row, first, insert_one, rows
-from ckptguard.catalog.tables import checkpoints, events, saves
+from ckptguard.catalog.tables import checkpoints, events, findings, saves
 
 
 def of_run(connection: Connection, run_id: int, *, gone: bool = False) -> list[Row]:
@@ -37,19 +37,34 @@ def put_checkpoint(connection: Connection, run_id: int, path: str, values: Mappi
     return int(found)
 
 
-def unjudged_runs(connection: Connection, changed_before: float) -> list[int]:
-    """The runs with complete checkpoints that have no verdict on their bytes, though these lie still since that time."""
-    query = (
-        select(checkpoints.c.run_id)
-        .where(
-            checkpoints.c.gone_at.is_(None),
-            checkpoints.c.phase == "complete",
-            checkpoints.c.judged_fingerprint != checkpoints.c.fingerprint,
-            checkpoints.c.changed_at < changed_before,
-        )
-        .distinct()
+def unjudged(connection: Connection, changed_before: float) -> list[Row]:
+    """The complete checkpoints of all runs that have no verdict on their bytes, though these lie still since that time."""
+    query = select(checkpoints).where(
+        checkpoints.c.gone_at.is_(None),
+        checkpoints.c.phase == "complete",
+        checkpoints.c.judged_fingerprint != checkpoints.c.fingerprint,
+        checkpoints.c.changed_at <= changed_before,
     )
-    return [int(run_id) for run_id in connection.execute(query).scalars()]
+    return rows(connection, query)
+
+
+def unread(connection: Connection, run_id: int | None = None) -> list[Row]:
+    """The complete checkpoints (of one run) that nothing but a read that failed kept from a verdict."""
+    holds = select(findings.c.checkpoint_id).where(
+        findings.c.gone_at.is_(None),
+        findings.c.code.in_(("unreadable", "unstable-read")),
+        findings.c.source == "audit",
+    )
+    query = select(checkpoints).where(
+        checkpoints.c.gone_at.is_(None),
+        checkpoints.c.phase == "complete",
+        checkpoints.c.resume == "unknown",
+        checkpoints.c.judged_at.is_not(None),
+        checkpoints.c.id.in_(holds),
+    )
+    if run_id is not None:
+        query = query.where(checkpoints.c.run_id == run_id)
+    return rows(connection, query)
 
 
 def set_checkpoint(connection: Connection, checkpoint_id: int, **values: Any) -> None:
