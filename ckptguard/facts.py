@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from threadpoolctl import threadpool_limits
 
 from ckptguard import scan
-from ckptguard.digest import blocks_digest, itemsize
+from ckptguard.digest import blocks_digest
 from ckptguard.errors import FormatError, KeyNotFound, ShortRead, StoreError
 from ckptguard.formats import LATE_READERS, READERS, Parsed, Source, decode
 from ckptguard.model import Evidence, FileFacts, Manifest, ManifestFile, Problem, Tensor, TensorFacts
 from ckptguard.ports import Store
+from ckptguard.values import itemsize
 
 Progress = Callable[[str, int], None]
 """Called with the file's name and how many of its bytes were just read."""

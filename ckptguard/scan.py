@@ -14,20 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from ckptguard.digest import (
-    PIECE,
-    Values,
-    crc32,
-    crc32_join,
-    facts_from,
-    join_pieces,
-    piece_digest,
-    values_of,
-    zero_pages,
-)
+from ckptguard.digest import PIECE, crc32, crc32_join, facts_from, join_pieces, piece_digest
 from ckptguard.formats._base import SMALL, Span
 from ckptguard.model import TensorFacts
 from ckptguard.ports import Fill
+from ckptguard.values import Values, values_of, zero_pages
 
 SEGMENT = 32 << 20
 # Read at once, two pieces at least: few calls a byte, and still warm in the cache when it is hashed and looked at.

@@ -24,7 +24,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("silences", "plan", "priority", "identity"),  # small records that commands pass down
     ("settings",),  # the only reader of configuration
     ("judge",),  # pure decisions
-    ("digest",),  # hash, CRC, statistics of buffers: containers need element sizes
+    ("values",),  # what an element's bits mean, statistics of buffers: containers need element sizes
+    ("digest",),  # hash and CRC of buffers
     ("storage+",),
     ("places", "decisions"),  # where things of ours lie in a store; one decision for many ranks
     ("formats+",),

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptguard import digest, scan
-from ckptguard.digest import DTYPES, crc32, crc32_join, itemsize, tensor_facts, values_of
+from ckptguard.digest import crc32, crc32_join, tensor_facts
 from ckptguard.formats._base import Span
+from ckptguard.values import DTYPES, itemsize, values_of
 
 PIECE, SEGMENT, READ = 64, 256, 192
 

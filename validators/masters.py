@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptguard.codes import finding
-from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError, StoreError
 from ckptguard.formats import load_array
 from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
 from ckptguard.ports import Store, Subject
+from ckptguard.values import itemsize
 
 MOST_ELEMENTS = 16 << 20  # of all masters of one checkpoint: 64 MiB are read a second time, at most
 PIECE = 256 << 10

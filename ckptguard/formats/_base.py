@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ckptguard.digest import DTYPES, as_floats, itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats.pickles import walk
 from ckptguard.model import GlobalUse, Problem, Tensor
 from ckptguard.ports import Store
+from ckptguard.values import DTYPES, as_floats, itemsize
 
 SMALL = 8 << 10  # a torch CPU generator's state has 5056 bytes
 MOST_SMALL = 50_000

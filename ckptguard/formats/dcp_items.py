@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats import torch_zip
 from ckptguard.formats._base import Parsed, Source, Span
 from ckptguard.formats._nested import Held, nested
 from ckptguard.formats.dcp_metadata import Index, Item
 from ckptguard.model import GlobalUse, Problem, Tensor
+from ckptguard.values import itemsize
 
 SHARD = re.compile(r"__(\d+)_(\d+)\.distcp$")
 SMALL_ITEM = 64 << 10  # read whole; larger ones by their ends

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ckptguard.digest import MAX_DIMENSIONS, itemsize
 from ckptguard.formats._enums import KNOWN_ENUMS
 from ckptguard.formats._inert import Name, Opaque, brief, checked_key
 from ckptguard.formats._machine import Machine, Through
 from ckptguard.formats._numpy_values import PickledArray, PickledDtype, frombuffer, numpy_scalar
 from ckptguard.model import Tensor
+from ckptguard.values import MAX_DIMENSIONS, itemsize
 
 STORAGE_DTYPES = {
     "DoubleStorage": "float64",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any, TypeGuard
 
-from ckptguard.digest import MAX_DIMENSIONS
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, Span, read_small_values
 from ckptguard.model import Problem, Tensor
+from ckptguard.values import MAX_DIMENSIONS
 
 MAX_HEADER = 100_000_000
 

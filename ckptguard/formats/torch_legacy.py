@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, Span, name_tensors, read_small_values
 from ckptguard.formats._inert import MAX_NAME, brief
 from ckptguard.formats.pickles import Opaque, Pickled, read_pickle
 from ckptguard.formats.reconstruct import Storage, storage_dtype
 from ckptguard.model import Problem
+from ckptguard.values import itemsize
 
 MAGIC = 0x1950A86A20F9469CFC6C
 HEAD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"

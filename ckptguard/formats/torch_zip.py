@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptguard.digest import itemsize
 from ckptguard.errors import FormatError
 from ckptguard.formats._base import Parsed, Source, name_tensors, read_small_values
 from ckptguard.formats._inert import MAX_NAME, brief
@@ -26,6 +25,7 @@ from ckptguard.formats._zip_archive import (
 from ckptguard.formats.pickles import Opaque, read_pickle
 from ckptguard.formats.reconstruct import Storage, storage_dtype
 from ckptguard.model import GlobalUse, Problem, Tensor
+from ckptguard.values import itemsize
 
 MAX_PICKLE = 1 << 30
 PACKED = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp")

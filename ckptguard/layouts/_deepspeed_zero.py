@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ckptguard.digest import itemsize
 from ckptguard.formats.pickles import Opaque
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._deepspeed_files import MODEL, OPTIMIZER, SHARDED_MODEL
 from ckptguard.layouts._ranks import PARTITIONS, Part, Partition
 from ckptguard.layouts._state import Builder, integer, items
 from ckptguard.model import Tensor
+from ckptguard.values import itemsize
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "square_avg", "exp_inf")
 

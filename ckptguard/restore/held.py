@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptguard.digest import itemsize, tensor_digest
+from ckptguard.digest import tensor_digest
 from ckptguard.errors import CkptguardError, FormatError
 from ckptguard.formats import decode, parse
 from ckptguard.formats.pickles import Opaque
@@ -27,6 +27,7 @@ from ckptguard.restore.leaves import Leaf, saved_leaves
 from ckptguard.restore.leaves import Path as LeafPath
 from ckptguard.restore.streams import find_streams
 from ckptguard.storage.local import LocalStore
+from ckptguard.values import itemsize
 
 METADATA = ".metadata"
 """The index of a distributed checkpoint, which stands for all its shards."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ckptguard.codes import CODES
-from ckptguard.digest import itemsize
 from ckptguard.errors import CkptguardError
 from ckptguard.formats import dcp_items, parse
 from ckptguard.formats._base import Source
@@ -21,6 +20,7 @@ from ckptguard.model import Evidence, FileFacts, Severity, Tensor
 from ckptguard.restore.components import components_of, without
 from ckptguard.restore.held import METADATA, Held, Place, Refused, raw_elements
 from ckptguard.restore.streams import find_streams
+from ckptguard.values import itemsize
 
 
 class HeldDcp(Held):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptguard.digest import as_floats
 from ckptguard.validators.masters import PIECE, _gap, _sample
+from ckptguard.values import as_floats
 
 torch = pytest.importorskip("torch")
 
