@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckptguard.checking import silence
 from ckptguard.inspect import Options
 from ckptguard.model import Finding, RunReport
 from ckptguard.places import join
@@ -20,7 +21,16 @@ def with_stores(
     For a target with several runs the replica has the same folders. Raises TargetNotFound, StoreError: a replica that
     cannot be looked at is no good replica.
     """
-    return tuple(replace(r, findings=(*r.findings, *_findings(target, r, options, replica))) for r in reports)
+    return tuple(
+        replace(
+            r,
+            findings=(
+                *r.findings,
+                *(silence(f, options.silenced) for f in _findings(target, r, options, replica)),
+            ),
+        )
+        for r in reports
+    )
 
 
 def _findings(target: str, report: RunReport, options: Options, replica: str | None) -> tuple[Finding, ...]:

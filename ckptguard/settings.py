@@ -235,6 +235,21 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
     return parse(text, str(path), os.environ if environment is None else environment)
 
 
+class _Unset(dict[str, str]):
+    """An environment in which a variable that is not set has a value that suits everywhere."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return "1"
+
+
+def load_policy(path: Path) -> PolicySettings:
+    """The policy in a YAML file, for whoever has not the secrets that the rest of it names. Raises ConfigError as `load` does."""
+    return load(path, _Unset(os.environ)).policy
+
+
 def parse(text: str, name: str, environment: Mapping[str, str]) -> Settings:
     """The settings in YAML text. Raises ConfigError as `load` does."""
     try:

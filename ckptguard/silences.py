@@ -37,6 +37,11 @@ def parse(text: str) -> Silence:
         raise UsageError(f"--silence {text!r}: {form}") from None
 
 
+def configured(entries: Mapping[str, str]) -> tuple[Silence, ...]:
+    """The silences of a configuration, REASON@YYYY-MM-DD by code. Those of anomalies say nothing of checkpoints."""
+    return tuple(parse(f"{code}={entry}") for code, entry in entries.items() if code in CODES)
+
+
 def in_force(silences: Iterable[Silence], now: float) -> tuple[Mapping[str, str], tuple[Silence, ...]]:
     """(reasons by code of those that count, those that have expired)."""
     every = tuple(silences)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from datetime import date
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -193,7 +193,8 @@ def _troubles(
         findings_table.c.severity != Severity.INFO,
     )
     held = [dict(row) for row in connection.execute(query.order_by(findings_table.c.id)).mappings()]
-    today = date.today()
+    # As for `--silence`: the day is that of UTC.
+    today = datetime.fromtimestamp(context.clock(), UTC).date()
     held = [one for one in held if not context.settings.policy.silent(one["code"], today)]
     paths = {row["id"]: row for row in rows}
     by_checkpoint: dict[int, list[dict[str, Any]]] = {}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ Require = Annotated[str | None, typer.Option(metavar="LEVEL", help="Anything les
 MaxAge = Annotated[str | None, typer.Option(metavar="DURATION", help="Accept a recorded verdict that young, if nothing changed (audit --record).")]
 Timeout = Annotated[str | None, typer.Option(metavar="DURATION", help="Read no longer than this; what was not read is unknown.")]
 SilenceCodes = Annotated[list[str] | None, typer.Option("--silence", metavar="CODE=REASON@DATE", help="Make a code information until that date; the resume stays.")]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A configuration of the service: the codes that its policy silences are silenced here too.")]
 Also = Annotated[list[str] | None, typer.Option(metavar="ROOT", help="Judge the union with this directory: shards on several nodes' disks.")]
 MaxRate = Annotated[str | None, typer.Option(metavar="BYTES", help="Beside a training: at most this many bytes a second (200MB), with low priority, the page cache left alone.")]
 Jobs = Annotated[int | None, typer.Option(min=1, max=256, help="Threads that read. Default: the cores, at most 8.")]
@@ -46,6 +48,7 @@ def look_options(
     max_age: str | None,
     timeout: str | None,
     silence: Sequence[str] | None,
+    config: Path | None,
     also: Sequence[str] | None,
     max_rate: str | None,
     jobs: int | None,
@@ -59,12 +62,17 @@ def look_options(
     Where a rate was given the process steps back behind others, unless it is to become a training itself (`beside`).
     """
     from ckptguard.cli._look import depth_of
-    from ckptguard.silences import in_force, parse
+    from ckptguard.silences import configured, in_force, parse
     from ckptguard.targets import Options
     from ckptguard.units import parse_duration, parse_size
 
     now = time.time()
-    reasons, expired = in_force([parse(text) for text in silence or ()], now)
+    silences = [parse(text) for text in silence or ()]
+    if config is not None:
+        from ckptguard.settings import load_policy
+
+        silences = [*configured(load_policy(config).silence), *silences]
+    reasons, expired = in_force(silences, now)
     for one in expired:
         say(f"ckptguard: the silence of {one.code} ended on {one.until}: {one.reason}", quiet=quiet)
     seconds = parsed(parse_duration, timeout, "--timeout")

@@ -10,6 +10,7 @@ import typer
 
 from ckptguard.cli._options import (
     Also,
+    Config,
     Depth,
     Grace,
     Jobs,
@@ -62,6 +63,7 @@ def audit(
     max_age: MaxAge = None,
     timeout: Timeout = None,
     silence: SilenceCodes = None,
+    config: Config = None,
     also: Also = None,
     replica: Annotated[
         str | None, typer.Option(metavar="TARGET", help="Compare the run with its copy there.")
@@ -86,6 +88,7 @@ def audit(
             max_age=max_age,
             timeout=timeout,
             silence=silence,
+            config=config,
             also=also,
             max_rate=max_rate,
             jobs=jobs,

@@ -9,6 +9,7 @@ import typer
 
 from ckptguard.cli._options import (
     Also,
+    Config,
     Cp,
     DecisionId,
     Depth,
@@ -90,6 +91,7 @@ def preflight(
     max_age: MaxAge = None,
     timeout: Timeout = None,
     silence: SilenceCodes = None,
+    config: Config = None,
     also: Also = None,
     max_rate: MaxRate = None,
     jobs: Jobs = None,
@@ -107,6 +109,7 @@ def preflight(
             max_age=max_age,
             timeout=timeout,
             silence=silence,
+            config=config,
             also=also,
             max_rate=max_rate,
             jobs=jobs,

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from ckptguard.cli._options import (
+    Config,
     Cp,
     DecisionId,
     Depth,
@@ -113,6 +114,7 @@ def run(
     max_age: MaxAge = None,
     timeout: Timeout = None,
     silence: SilenceCodes = None,
+    config: Config = None,
     max_rate: MaxRate = None,
     jobs: Jobs = None,
 ) -> None:
@@ -135,6 +137,7 @@ def run(
             max_age=max_age,
             timeout=timeout,
             silence=silence,
+            config=config,
             also=None,
             max_rate=max_rate,
             jobs=jobs,

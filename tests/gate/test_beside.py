@@ -158,6 +158,27 @@ def test_silences_are_listed_and_change_no_resume(ckptguard: Call, broken_newest
     assert f"the silence of {code} ended on {YESTERDAY}" in expired.stderr
 
 
+def test_the_silences_of_the_services_configuration_count_too(
+    ckptguard: Call, broken_newest: Path, tmp_path: Path
+) -> None:
+    plain = json.loads(ckptguard("audit", broken_newest, "--json", "--grace", "0").stdout)
+    code = plain["checkpoints"][-1]["findings"][0]["code"]
+    team = tmp_path / "team.yaml"
+    silences = {code: f"known since Monday@{TOMORROW}", "rank-lost": f"said elsewhere@{TOMORROW}"}
+    # JSON is YAML. The secrets of a service are not at hand where somebody audits.
+    body = {"db": "postgresql://u:${NOT_SET_HERE}@h/c", "policy": {"silence": silences}}
+    team.write_text(json.dumps(body))
+    for command, status in (("audit", 1), ("preflight", 0)):
+        done = ckptguard(command, broken_newest, "--json", "--grace", "0", "--config", team)
+        newest = json.loads(done.stdout)["checkpoints"][-1]
+        silenced = next(f for f in newest["findings"] if f["code"] == code)
+        assert (done.returncode, newest["resume"], silenced["severity"]) == (status, "unsafe", "info")
+    team.write_text("policy:\n  silense: {}\n")
+    done = ckptguard("audit", broken_newest, "--config", team)
+    assert done.returncode == 2
+    assert "team.yaml:2: unknown key 'silense'" in done.stderr
+
+
 def test_a_silenced_loss_is_still_passed_over(tmp_path: Path) -> None:
     import torch
 

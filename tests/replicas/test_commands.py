@@ -171,3 +171,19 @@ def test_audit_preflight_and_their_options(
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(tmp_path / "fast/checkpoint-20")
     assert (tmp_path / "fast/checkpoint-20/optimizer.pt").stat().st_size > 1000
+
+
+def test_what_is_silenced_of_a_copy_is_information(
+    ckptguard: Run, make_run: MakeRun, s3_bucket: str, s3_server: Any
+) -> None:
+    run = make_run()
+    assert ckptguard("replicate", run, s3_bucket).exit_code == 0
+    key = "checkpoint-20/optimizer.pt"
+    s3_server.client().delete_object(Bucket=s3_bucket.removeprefix("s3://"), Key=key)
+    command = ("audit", run, "--replica", s3_bucket, "--json", "--strict")
+    loud = ckptguard(*command)
+    codes = {f["code"] for f in json.loads(loud.stdout)["findings"] if f["severity"] != "info"}
+    assert (loud.exit_code, codes) == (1, {"upload-incomplete"})
+    silenced = ckptguard(*command, "--silence", "upload-incomplete=the lab moves@2999-01-01")
+    (found,) = [f for f in json.loads(silenced.stdout)["findings"] if f["code"] == "upload-incomplete"]
+    assert (silenced.exit_code, found["severity"]) == (0, "info")
