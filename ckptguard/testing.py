@@ -130,6 +130,30 @@ class StoreContract:
         store.readinto(key, 9000, memoryview(buffer)[100:600])
         assert buffer == bytes(100) + data[9000:9500]
 
+    def test_a_stream_gives_the_bytes_in_order(self, make_store: MakeStore) -> None:
+        store, key = make_store(self.FILES), "run/checkpoint-10/model.bin"
+        came = bytearray(9000)
+        view = memoryview(came)
+        with store.stream(key, 1000, 10_000) as fill:
+            for at in range(0, 9000, 700):
+                fill(view[at : at + 700])
+        assert came == self.FILES[key][1000:10_000]
+        with store.stream(key, 0, 10_240) as fill:
+            fill(view[:10])  # whoever has seen enough lets go
+        assert came[:10] == self.FILES[key][:10]
+
+    def test_a_stream_past_the_end_is_a_short_read_and_of_nothing_a_missing_key(
+        self, make_store: MakeStore
+    ) -> None:
+        store = make_store(self.FILES)
+        for key, expected in (("run/checkpoint-10/model.bin", ShortRead), ("run/absent.bin", KeyNotFound)):
+            try:
+                with store.stream(key, 10_000, 11_000) as fill:
+                    fill(memoryview(bytearray(1000)))
+            except expected:
+                continue
+            raise AssertionError(f"{key}: no {expected.__name__}")
+
     def test_names_survive_whatever_characters_they_have(self, make_store: MakeStore) -> None:
         assert make_store(self.FILES).read("run/with space+plus%25é.bin") == b"named by a human"
 
