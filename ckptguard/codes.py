@@ -105,3 +105,39 @@ def finding(
         message=message,
         hint=hint or known.todo,
     )
+
+
+ANOMALIES = frozenset(
+    [
+        "loss-spike",
+        "loss-oscillation",
+        "loss-divergence",
+        "loss-plateau",
+        "nonfinite-loss",
+        "grad-explosion",
+        "grad-oscillation",
+        "grad-vanishing",
+        "clip-saturation",
+        "loss-scale-collapse",
+        "lr-discontinuity",
+        "lr-frozen",
+        "loss-discontinuity",
+        "restart-from-scratch",
+        "data-repeat",
+        "no-progress",
+        "overfitting",
+        "slice-regression",
+        "throughput-drop",
+        "throughput-periodic",
+        "straggler",
+        "input-bound",
+        "communication-bound",
+        "memory-creep",
+        "memory-jump",
+        "out-of-memory",
+        "hardware-error",
+        "rank-lost",
+        "definition-changed",
+    ]
+)
+"""The codes of what a metric log gives away; they are no findings on checkpoints."""

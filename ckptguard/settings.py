@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,6 +32,8 @@ from ckptguard.units import parse_duration, parse_size
 
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
+# One run has one name: with a slash at its end it would be a second one.
+Target = Annotated[str, Field(min_length=1), AfterValidator(lambda path: path.rstrip("/") or path)]
 DEPTHS = (Evidence.LISTING, Evidence.STRUCTURE, Evidence.CONTENT)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -42,7 +45,7 @@ class _Model(BaseModel):
 class RunSettings(_Model):
     """One run to watch. All but `path` is optional and only sharpens what is said of it."""
 
-    path: str = Field(min_length=1, description="directory or s3://bucket/prefix")
+    path: Target = Field(description="directory or s3://bucket/prefix")
     name: str | None = Field(default=None, description="how pages and alerts call it")
     total_steps: int | None = Field(
         default=None, gt=0, description="planned steps: tells a finished run from a stopped one"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ckptguard.alerts import open_sink
 from ckptguard.catalog import Catalog
 from ckptguard.catalog.troubles import routed
+from ckptguard.errors import UsageError
 from ckptguard.jobs.health import Health
 from ckptguard.model import Severity
 from ckptguard.ports import AlertSink
@@ -80,7 +81,11 @@ def open_routes(settings: Settings) -> tuple[Route, ...]:
         if name in taken:
             name = f"{name}-{place}"
         taken = {**taken, name: place}
-        routes.append(Route(name, open_sink(spec), one))
+        try:
+            sink = open_sink(spec)
+        except UsageError as error:
+            raise UsageError(f"sink {name}: {error.message}", error.hint) from error
+        routes.append(Route(name, sink, one))
     return tuple(routes)
 
 

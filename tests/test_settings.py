@@ -58,6 +58,7 @@ def test_a_full_file_is_read_with_its_units_and_secrets() -> None:
             r"c\.yaml:\d: policy: silence\.odd-size: expected REASON@",
         ),
         ("runs: [{path: a}, {path: a}]\n", r"c\.yaml:1: runs: a is listed twice"),
+        ("runs: [{path: a}, {path: a/}]\n", r"c\.yaml:1: runs: a is listed twice"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, expected: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ckptguard.catalog.clean import to_json
@@ -86,13 +86,24 @@ def shown(url: str) -> str:
         return "the catalog's URL"
 
 
-def _engine(url: str) -> Engine:
+def check_url(url: str) -> URL:
+    """The URL of a database that a catalog may be kept in; connects to nothing. Raises ConfigError."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
         raise ConfigError(
             "the catalog's URL cannot be understood", "for example sqlite:////var/lib/ckptguard/catalog.db"
         ) from error
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ConfigError(
+            f"no catalog can be kept in {parsed.get_backend_name()}",
+            "sqlite:///FILE or postgresql+psycopg://...",
+        )
+    return parsed
+
+
+def _engine(url: str) -> Engine:
+    parsed = check_url(url)
     options: dict[str, Any] = {
         "json_serializer": to_json,
         "pool_pre_ping": True,
@@ -107,12 +118,8 @@ def _engine(url: str) -> Engine:
                     f"{parsed.database}: {error.strerror}", "--db names another place"
                 ) from error
         options["connect_args"] = {"timeout": BUSY_SECONDS}
-    elif backend == "postgresql":
-        options |= {"pool_size": 10, "max_overflow": 20, "connect_args": {"connect_timeout": 10}}
     else:
-        raise ConfigError(
-            f"no catalog can be kept in {backend}", "sqlite:///FILE or postgresql+psycopg://..."
-        )
+        options |= {"pool_size": 10, "max_overflow": 20, "connect_args": {"connect_timeout": 10}}
     try:
         engine = create_engine(parsed, **options)
     except (ImportError, NoSuchModuleError) as error:

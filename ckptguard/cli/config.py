@@ -23,12 +23,17 @@ def check(
 ) -> None:
     """Read a configuration as the service would; a mistake is named with its line. Exit status: 0 good, 2 not."""
     with guarded(json):
+        from ckptguard.cli._doubts import doubts
+        from ckptguard.errors import ConfigError
         from ckptguard.jobs.context import open_routes
         from ckptguard.jobs.kinds import configured
         from ckptguard.settings import load
 
         settings = load(file)
         routes = open_routes(settings)
+        wrong = list(doubts(settings))
+        if wrong:
+            raise ConfigError("\n".join(f"{file}: {one}" for one in wrong), "see docs/service.md")
         document = {
             "schema": 1,
             "file": str(file),
@@ -40,6 +45,6 @@ def check(
         if json:
             emit_json(document)
         say(
-            f"{file}: good; {len(settings.runs)} runs, {len(routes)} sinks, jobs: {', '.join(configured(settings))}",
+            f"{file}: good; runs: {len(settings.runs)}, sinks: {len(routes)}, jobs: {', '.join(configured(settings))}",
             quiet=quiet or json,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,9 +76,13 @@ def settings_of(
     from ckptguard.settings import AlertSettings, RunSettings, Settings, load
 
     settings = load(config) if config is not None else Settings()
-    known = {run.path for run in settings.runs}
+    configured = [run.model_copy(update={"path": absolute(run.path)}) for run in settings.runs]
+    known = {run.path for run in configured}
     added = [RunSettings(path=path) for path in dict.fromkeys(map(absolute, runs)) if path not in known]
-    changes: dict[str, Any] = {"runs": (*settings.runs, *added)}
+    changes: dict[str, Any] = {
+        "runs": (*configured, *added),
+        "discover": tuple(absolute(pattern) for pattern in settings.discover),
+    }
     if db is not None:
         changes["db"] = SecretStr(db)
     if alerts:
@@ -93,4 +98,4 @@ def settings_of(
 
 def absolute(path: str) -> str:
     """A local path from the root: the catalog outlives the folder that the service was started in."""
-    return path if "://" in path else str(Path(path).absolute())
+    return path.rstrip("/") if "://" in path else os.path.abspath(path)  # noqa: PTH100 - without a look at links

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptguard.cli import build_app
+from ckptguard.cli.serve import settings_of
 from ckptguard.testing_service import ServeProcess, flip, until
 
 
@@ -90,6 +91,39 @@ def test_config_check_names_the_line_and_the_jobs(tmp_path: Path) -> None:
     status, document, _ = ckptguard("config", "check", str(bad), "--json", state=tmp_path)
     assert status == 2
     assert f"{bad}:3: unknown key 'gpu'; known here: " in document["error"]["message"]
+
+
+def test_config_check_finds_what_the_service_would_come_to_grief_by(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        "runs: [{path: a, recipe: gone.py:recipe}]\ndb: mysql://u:hush@h/c\nserver: {host: 0.0.0.0}\n"
+        "policy: {silence: {stale-ponter: moved@2999-01-01, rank-lost: known@2999-01-01}}\n"
+        'prune: {options: ["--keep-lst 3"], apply: true}\n'
+    )
+    status, _, said = ckptguard("config", "check", str(config), state=tmp_path)
+    assert status == 2
+    for expected in (
+        "policy.silence.stale-ponter: no such code",
+        "server.host 0.0.0.0 needs a token",
+        "db: no catalog can be kept in mysql; sqlite:///FILE or postgresql",
+        "recipe gone.py: no such file",
+        "prune.options: --keep-lst: no such option; known: --depth,",
+        "prune.options: nothing says what to keep",
+    ):
+        assert expected in said
+    assert "hush" not in said and "rank-lost" not in said
+
+
+def test_the_runs_of_a_configuration_are_known_by_whole_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog outlives the folder that the service was started in."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "c.yaml"
+    config.write_text("runs: [{path: runs/a/}, {path: s3://b/x/}]\ndiscover: ['more/*']\n")
+    settings = settings_of(config, ["runs/a", "other/../runs/b"])
+    assert [run.path for run in settings.runs] == [f"{tmp_path}/runs/a", "s3://b/x", f"{tmp_path}/runs/b"]
+    assert settings.discover == (f"{tmp_path}/more/*",)
 
 
 def test_alert_test_sends_a_firing_and_a_resolved_one_and_says_which_sink_does_not_work(
