@@ -45,22 +45,30 @@ class Names:
             yield from self._keys(subject, set(now), set(then), before.path)
         for name in now.keys() & then.keys():
             if now[name].shape != then[name].shape:
+                # Where shards record no whole shape, a tensor that shrank has lost the last of them.
+                lost = facts.manifest.attributes.get("format") == "safetensors-shards"
                 yield finding(
                     "shape-mismatch",
                     facts.state.subject(now[name]),
                     f"{name} has the shape {list(now[name].shape)}, in {before.path} it has {list(then[name].shape)}",
-                    severity=Severity.WARNING,
-                    effect=Effect.LOSSY,
+                    severity=None if lost else Severity.WARNING,
+                    effect=None if lost else Effect.LOSSY,
                 )
         changed = sorted(n for n in now.keys() & then.keys() if now[n].dtype != then[n].dtype)
         if changed:
             one = changed[0]
+            export = _is_export(facts, now)
             yield finding(
                 "dtype-mismatch",
                 facts.state.subject(now[one]),
-                f"{len(changed)} weights changed their dtype since {before.path} ({one}: {then[one].dtype} became {now[one].dtype})",
-                severity=Severity.WARNING,
-                effect=Effect.LOSSY,
+                f"{len(changed)} weights changed their dtype since {before.path} ({one}: {then[one].dtype} became {now[one].dtype})"
+                + (
+                    ": it was exported in one type, without the rest of the training's state"
+                    if export
+                    else ""
+                ),
+                severity=Severity.INFO if export else Severity.WARNING,
+                effect=Effect.NONE if export else Effect.LOSSY,
             )
 
     @staticmethod
@@ -91,6 +99,12 @@ class Names:
 def _weights(facts: CheckpointFacts) -> dict[str, Tensor]:
     """The weights by name. FP8 layers' bookkeeping is empty where FP8 is off, and comes and goes with the library."""
     return {n: t for n, t in facts.state.model.items() if t.numel or not n.endswith("_extra_state")}
+
+
+def _is_export(facts: CheckpointFacts, weights: Mapping[str, Tensor]) -> bool:
+    """Whether a run's last save holds the model alone, all of it in one type (torchtitan's export_dtype)."""
+    floats = {t.dtype for t in weights.values() if t.dtype.startswith(("float", "bfloat"))}
+    return bool(facts.state.attributes.get("model_only")) and len(floats) == 1
 
 
 def _all_wrapped(facts: CheckpointFacts, weights: Mapping[str, Tensor]) -> bool:

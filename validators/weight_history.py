@@ -7,7 +7,7 @@ from itertools import pairwise
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Evidence, Finding, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable, number, stated_step, weight_pairs
+from ckptguard.validators._base import comparable, number, reached_step, weight_pairs
 
 # A step of less than this part of a half-precision number is rounded away.
 HALF = 2.0**-8
@@ -40,7 +40,7 @@ class WeightHistory:
             return
         rate = _lowest_rate(facts, before)
         shown = [n for n in unmoved if _would_show(pairs[n][1], rate)]
-        steps = (stated_step(facts) or 0) - (stated_step(before) or 0)
+        steps = (reached_step(facts) or 0) - (reached_step(before) or 0)
         if len(unmoved) == len(pairs):
             if rate != 0 and shown:
                 yield finding(
@@ -65,8 +65,8 @@ class WeightHistory:
     def _trained(subject: Subject, before: CheckpointFacts, name: str) -> bool:
         """Whether a tensor is one that training changes: it moved elsewhere in the run, or nothing is there but parameters."""
         run = sorted(
-            (s for s in (subject.facts, *comparable(subject)) if stated_step(s) is not None),
-            key=lambda s: stated_step(s) or 0,
+            (s for s in (subject.facts, *comparable(subject)) if reached_step(s) is not None),
+            key=lambda s: reached_step(s) or 0,
         )
         sound = [s for s in run if s.path not in subject.unsafe]
         elsewhere = [
@@ -74,11 +74,18 @@ class WeightHistory:
             for one, two in pairwise(sound)
             if two is not subject.facts
             and (pair := weight_pairs(one, two).get(name)) is not None
-            and pair[0].facts is not None
+            and _is_sound(one, pair[0])
+            and _is_sound(two, pair[1])
         ]
         if elsewhere:
             return any(not _equal(pair) for pair in elsewhere)
         return _only_parameters(subject.facts)
+
+
+def _is_sound(facts: CheckpointFacts, tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are those that were saved, as far as its file can tell: no fault was found in it."""
+    file = facts.files.get(facts.state.subject(tensor).partition(":")[0])
+    return tensor.facts is not None and (file is None or not file.problems)
 
 
 def _equal(pair: tuple[Tensor, Tensor]) -> bool:
@@ -138,7 +145,7 @@ def _all_skipped(facts: CheckpointFacts, before: CheckpointFacts) -> bool:
     skipped, earlier = facts.state.skipped_steps, before.state.skipped_steps
     if skipped is None or earlier is None:
         return False
-    return skipped - earlier == (stated_step(facts) or 0) - (stated_step(before) or 0) > 0
+    return skipped - earlier == (reached_step(facts) or 0) - (reached_step(before) or 0) > 0
 
 
 CHECK = WeightHistory()

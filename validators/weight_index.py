@@ -115,6 +115,8 @@ class WeightIndex:
 
     @staticmethod
     def _without_index(facts: CheckpointFacts) -> Iterator[Finding]:
+        if facts.manifest.attributes.get("format") == "safetensors-shards":
+            return  # each rank numbers the files that it wrote; no index belongs to them
         indexes = facts.manifest.by_role(Role.INDEX)
         named: set[str] = set()
         for index in indexes:

@@ -264,6 +264,7 @@ def add_state(builder: Builder, content: Content, tree: Mapping[Any, Any]) -> No
     """Recognise the parts of a state dictionary that came from DCP, however it was flattened."""
     metadata = content.prefix + METADATA
     before = len(builder.counters)
+    tree = {key: with_state(value) for key, value in tree.items()}
     weights = top_weights(tree)
     if weights and any(str(name).startswith(("optimizer.", "optim.", "model.")) for name in weights):
         builder.add_tree(unflatten(weights), metadata)
@@ -276,6 +277,8 @@ def add_state(builder: Builder, content: Content, tree: Mapping[Any, Any]) -> No
             builder.add_optimizer(unflatten_optimizer(value), metadata, name=str(key))
         elif isinstance(value, dict) and rank and RNG_NAME.search(str(key)):
             builder.add_rng({str(k): v for k, v in value.items()}, metadata, int(rank.group(1)))
+        elif isinstance(value, Tensor) and is_rng(value):
+            builder.add_rng({str(key): value}, metadata)
         else:
             builder.add_tree({key: value}, metadata)
     name_subjects(builder, content, before)
@@ -290,6 +293,16 @@ def name_subjects(builder: Builder, content: Content, counters_from: int = 0) ->
         file = content.files.get(counter.name)
         if file is not None:
             builder.counters[i] = replace(counter, subject=file)
+
+
+def with_state(value: Any, depth: int = 0) -> Any:
+    """Optimizers without any state (plain SGD) have their empty one again, of which the planner leaves nothing."""
+    if not isinstance(value, dict) or depth > 3:
+        return value
+    groups = value.get("param_groups")
+    if isinstance(groups, list) and "state" not in value:
+        return {**value, "state": {}}
+    return {key: with_state(inner, depth + 1) for key, inner in value.items()}
 
 
 def top_weights(tree: Mapping[Any, Any]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """DCP's writer of distributed safetensors shards (torch/distributed/checkpoint/hf_storage.py): no metadata file and no index.
 
 Each `shard-R-model-I-of-N.safetensors` says in its own header where in the whole tensors its pieces lie. Consolidated saves
-keep the shards in `sharded/`, below the full files; those are no checkpoint of their own.
+(torchtitan's export too) keep the shards in `sharded/`, below the full files and their index, which is written last; they
+are no checkpoint of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -20,13 +22,41 @@ from ckptguard.model import Absence, Directory, FileFacts, Manifest, ManifestFil
 
 SHARD = re.compile(r"^shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors$")
 PLACES = "DCP_SHARDING_INFO"
+PIECES = "sharded"
+INDEX = "model.safetensors.index.json"
 
 
 def has_shards(directory: Directory) -> bool:
     """Whether DCP wrote safetensors shards here that nobody put together beside them."""
-    if directory.name == "sharded" and any(n.endswith(".safetensors.index.json") for n in directory.beside):
+    if directory.name == PIECES and any(n.endswith(".safetensors.index.json") for n in directory.beside):
         return False
     return any(SHARD.match(name) for name in directory.files)
+
+
+def is_half_consolidated(directory: Directory) -> bool:
+    """Whether shards were to be put together here, and never were: their index would be the last file."""
+    pieces = directory.dirs.get(PIECES)
+    return pieces is not None and has_shards(pieces)
+
+
+def half_manifest(directory: Directory, layout: str) -> Manifest:
+    """The claim on a save that ended before its shards were put together. Nothing loads it by itself."""
+    base = directory.path
+    inside = shards_manifest(directory.dirs[PIECES], layout)
+    files = [replace(f, name=f"{PIECES}/{f.name}") for f in inside.files]
+    files += rest_of(directory, files, base)
+    message = f"{INDEX} is not there; it is written when the shards in {PIECES}/ have been put together, so the save did not finish"
+    absences = [replace(a, subject=f"{PIECES}/{a.subject}") for a in inside.absences]
+    return replace(
+        inside,
+        path=base,
+        files=tuple(files),
+        step=step_in(directory.name),
+        absences=(Absence("incomplete-save", INDEX, message), *absences),
+        temporary=is_temporary(directory.name),
+        finished=False,
+        series=series_of(directory.name),
+    )
 
 
 def shards_manifest(directory: Directory, layout: str) -> Manifest:
@@ -45,6 +75,17 @@ def shards_manifest(directory: Directory, layout: str) -> Manifest:
             f"no shard of rank {rank} is there, and one of rank {max(ranks)} is",
         )
         for rank in sorted(set(range(max(ranks))) - ranks)
+    ]
+    # A rank writes file I of N only where it holds something of it, and some rank always does.
+    parts = [m.groups() for n in directory.files if (m := SHARD.match(n))]
+    count = max(int(of) for _, _, of in parts)
+    absences += [
+        Absence(
+            "missing-file",
+            f"model-{part:05d}-of-{count:05d}",
+            f"no rank has a file {part} of {count}",
+        )
+        for part in sorted(set(range(1, count + 1)) - {int(part) for _, part, _ in parts})
     ]
     return Manifest(
         path=directory.path,

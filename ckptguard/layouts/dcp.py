@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.layouts._base import LayoutBase
 from ckptguard.layouts._dcp import OTHERS, dcp_manifest, has_dcp, interpret
-from ckptguard.layouts._dcp_safetensors import has_shards, interpret_shards, shards_manifest
+from ckptguard.layouts._dcp_safetensors import (
+    half_manifest,
+    has_shards,
+    interpret_shards,
+    is_half_consolidated,
+    shards_manifest,
+)
 from ckptguard.model import Directory, FileFacts, Manifest, State
 from ckptguard.ports import Resolve
 
@@ -24,6 +30,8 @@ class Dcp(LayoutBase):
     def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
         if has_shards(directory):
             return (shards_manifest(directory, self.name),)
+        if is_half_consolidated(directory):
+            return (half_manifest(directory, self.name),)
         if not has_dcp(directory) or any(other(directory) for other in OTHERS):
             return ()
         return (dcp_manifest(directory, self.name),)
