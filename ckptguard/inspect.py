@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptguard.discover import group_runs
 from ckptguard.errors import KeyNotFound, NothingRecognised, TargetNotFound, TimedOut
 from ckptguard.facts import Progress, Reader
-from ckptguard.judge import newest_first, resume_from
+from ckptguard.judge import is_copy, natural, newest_first, resume_from
 from ckptguard.look import Look, find_pointers, split_leftovers
 from ckptguard.model import CheckpointFacts, Effect, Evidence, Manifest, Resume, RunReport, Verdict
 from ckptguard.ports import Store
@@ -97,12 +97,7 @@ def preflight(target: str, options: Options | None = None, progress: Progress | 
 
 
 def _decide(target: str, look: Look, options: Options) -> Decision:
-    # A conversion (DeepSpeed's universal form) comes after the save that it was made of: not every launch can load it.
-    order = sorted(
-        look.manifests,
-        key=lambda m: (m.step is not None, m.step or 0, not m.attributes.get("conversion"), m.modified),
-        reverse=True,
-    )
+    order = _newest_first(look)
     pairs: list[tuple[CheckpointFacts | None, Verdict]] = []
     chosen: Verdict | None = None
     for manifest in order:
@@ -144,6 +139,32 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         return Decision("stop", None, replace(report, resume_from=None), tuple(passed_over(report)))
     report = replace(report, resume_from=chosen.path)
     return Decision("resume", chosen.path, report, (*passed_over(report), *launch_losses(chosen)))
+
+
+def _newest_first(look: Look) -> list[Manifest]:
+    """The run's checkpoints as audit orders them: by the step, which is in the content where the name does not say it."""
+
+    def sort(steps: Mapping[str, int | None]) -> list[Manifest]:
+        # A conversion (DeepSpeed's universal form) comes after the save that it was made of: not every launch can load it.
+        def key(m: Manifest) -> tuple[object, ...]:
+            step = steps.get(m.path, m.step)
+            whole = not m.attributes.get("conversion")
+            return step is not None, step or 0, whole, not is_copy(m.path), m.modified, natural(m.path)
+
+        return sorted(look.manifests, key=key, reverse=True)
+
+    def read(manifests: Iterable[Manifest]) -> dict[str, int | None]:
+        facts = {m.path: look.read(m, Evidence.STRUCTURE) for m in manifests}
+        return {path: f.step for path, f in facts.items() if f is not None}
+
+    if look.options.depth is Evidence.LISTING or len(look.manifests) < 2:
+        return sort({})
+    by_name = sort({})
+    numbered = next((m for m in by_name if m.step is not None), None)
+    steps = read([numbered] if numbered else [])
+    if numbered is not None and steps.get(numbered.path, numbered.step) != numbered.step:
+        return sort(read(by_name))  # the numbers in the names are no steps: epochs, most likely
+    return sort({**steps, **read(m for m in by_name if m.step is None)})
 
 
 def _sound_before(look: Look, order: Sequence[Manifest], manifest: Manifest) -> list[CheckpointFacts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,11 @@ from ckptguard.model import (
     Resume,
     Verdict,
 )
+
+_COPY = re.compile(
+    r"(?:\s\(\d+\)|[\s._-]+(?:copy|bak|backup|old|orig))(?:[\s._-]?\(?\d+\)?)?(?:\.\w+)*$", re.IGNORECASE
+)
+_DIGITS = re.compile(r"(\d+)")
 
 
 def worst_effect(findings: Iterable[Finding]) -> Effect:
@@ -100,11 +106,27 @@ def require(verdict: Verdict, required: Evidence | None) -> Verdict:
     return replace(verdict, resume=Resume.UNKNOWN, findings=(*verdict.findings, why))
 
 
+def age_of(v: Verdict) -> tuple[object, ...]:
+    """Sorts verdicts, oldest first: by step, then attempt, then time; one without a known step comes before all others.
+
+    Of the same save a copy (`checkpoint-6 (1)`, `last.bak`) comes first. Where all else is equal, as in a copied tree, the
+    numbers in the names decide.
+    """
+    return (v.step is not None, v.step or 0, v.attempt or 0, not is_copy(v.path), v.modified, natural(v.path))
+
+
 def newest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """By step, then attempt, then time; a checkpoint without a known step comes last."""
-    return sorted(
-        verdicts, key=lambda v: (v.step is not None, v.step or 0, v.attempt or 0, v.modified), reverse=True
-    )
+    return sorted(verdicts, key=age_of, reverse=True)
+
+
+def is_copy(path: str) -> bool:
+    """Whether a name is what people and file managers make of another one when they copy it."""
+    return bool(_COPY.search(path.rpartition("/")[2]))
+
+
+def natural(path: str) -> tuple[tuple[int, str], ...]:
+    """A name as text and numbers in turn, so that 8 comes before 12."""
+    return tuple((int(p), "") if p.isdecimal() else (-1, p) for p in _DIGITS.split(path))
 
 
 def newest_safe(verdicts: Iterable[Verdict]) -> Verdict | None:

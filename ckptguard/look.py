@@ -12,7 +12,7 @@ from ckptguard.curves.health import health_at
 from ckptguard.discover import Run, find_checkpoints
 from ckptguard.errors import FormatError, KeyNotFound, StoreError
 from ckptguard.facts import Reader, Wanted
-from ckptguard.judge import judge, newest_first, newest_safe, require, resume_from
+from ckptguard.judge import age_of, judge, newest_first, newest_safe, require, resume_from
 from ckptguard.layouts._base import build_directory
 from ckptguard.model import (
     CheckpointFacts,
@@ -225,16 +225,7 @@ class Look:
 
     def report(self, target: str, pairs: Sequence[tuple[CheckpointFacts | None, Verdict]]) -> RunReport:
         """The run's report from the verdicts on its checkpoints."""
-        order = sorted(
-            pairs,
-            key=lambda p: (
-                p[1].step is not None,
-                p[1].step or 0,
-                p[1].attempt or 0,
-                p[1].modified,
-                p[1].path,
-            ),
-        )
+        order = sorted(pairs, key=lambda p: age_of(p[1]))
         looked = [(f, v) for f, v in order if f is not None]
         pointers = find_pointers(self.opened.store, self.run.root, self.manifests)
         keyed = {f.path: v for f, v in looked}

@@ -149,14 +149,26 @@ def tensor_of_record(file: FileFacts, record: str) -> str:
 
 
 def own_step(facts: CheckpointFacts) -> int | None:
-    """The step that the content states, without the name."""
-    return next((c.value for c in facts.state.counters if c.unit == "step" and c.name != "name"), None)
+    """The step that the content states, without the name: of several counters the one that the name agrees with."""
+    stated = [c.value for c in facts.state.counters if c.unit == "step" and c.name != "name"]
+    if facts.manifest.step in stated:
+        return facts.manifest.step
+    return next(iter(stated), None)
 
 
 def stated_step(facts: CheckpointFacts) -> int | None:
-    """The step of the content, else of the name."""
+    """The step of the content, else of the name, where its number is one of steps and not of epochs."""
     own = own_step(facts)
-    return own if own is not None else facts.manifest.step
+    if own is not None:
+        return own
+    named = next((c for c in facts.state.counters if c.name == "name"), None)
+    return None if named is not None and named.unit == "epoch" else facts.manifest.step
+
+
+def reached_step(facts: CheckpointFacts) -> int | None:
+    """How far the training was: the stated step, else the optimizer's own count of a loop that states epochs only."""
+    stated = stated_step(facts)
+    return stated if stated is not None else facts.step
 
 
 def weight_pairs(before: CheckpointFacts, now: CheckpointFacts) -> dict[str, tuple[Tensor, Tensor]]:

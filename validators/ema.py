@@ -6,7 +6,7 @@ from ckptguard.codes import finding
 from ckptguard.layouts._state import strip_wrappers
 from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable, is_broken, stated_step
+from ckptguard.validators._base import comparable, is_broken, reached_step
 
 
 class Ema:
@@ -74,7 +74,7 @@ class Ema:
         model: Mapping[str, Tensor],
         ema: Mapping[str, Tensor],
     ) -> Iterator[Finding]:
-        if not _same(model, ema) or not stated_step(facts):
+        if not _same(model, ema) or not reached_step(facts):
             return
         if facts.state.attributes.get("ema_updates") in (0, 1):
             return  # the first update of an average is a copy
@@ -84,7 +84,7 @@ class Ema:
                 {strip_wrappers(n): t for n, t in s.state.ema.items()},
             )
             for s in siblings
-            if stated_step(s)
+            if reached_step(s)
         ):
             return
         yield finding(

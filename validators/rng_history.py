@@ -9,7 +9,7 @@ import numpy as np
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Evidence, Finding, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable, stated_step
+from ckptguard.validators._base import comparable, reached_step
 
 Streams = dict[tuple[int | None, str], str]
 
@@ -48,7 +48,7 @@ class RngHistory:
     @staticmethod
     def _draws(subject: Subject, rank: int | None) -> bool:
         """Whether the run's other intervals show that every step draws."""
-        run = sorted((subject.facts, *comparable(subject)), key=lambda s: stated_step(s) or 0)
+        run = sorted((subject.facts, *comparable(subject)), key=lambda s: reached_step(s) or 0)
         moved = []
         for one, two in pairwise(run):
             a, b = _streams(one), _streams(two)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Evidence, Finding
@@ -48,8 +49,8 @@ class Steps:
         named, stated = facts.manifest.step, own_step(facts)
         if named is None or stated is None or named == stated:
             return
-        epochs = [c.value for c in facts.state.counters if c.unit in ("epoch", "save")]
-        if any(named in (e, e + 1) for e in epochs):
+        epochs = [c.value for c in facts.state.counters if c.unit in ("epoch", "save") and c.name != "name"]
+        if any(named in (e - 1, e, e + 1) for e in epochs):
             return
         offsets = [
             own - s.manifest.step
@@ -86,6 +87,8 @@ class Steps:
             offsets = [_behind(s) for s in siblings]
             ratios = [_ratio(s) for s in siblings]
             if behind == 0 or shared_offset(behind, offsets) or (step and shared_ratio(count / step, ratios)):
+                continue
+            if _other_unit(facts, step, count, siblings):
                 continue
             if _skipped(subject, step) == behind or _plausibly_skipped(subject, siblings, step, behind):
                 continue
@@ -141,6 +144,28 @@ def _ratio(facts: CheckpointFacts) -> float | None:
     step = stated_step(facts)
     counts = [max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))]
     return max(counts) / step if step and counts else None
+
+
+def _other_unit(facts: CheckpointFacts, step: int, count: float, siblings: Sequence[CheckpointFacts]) -> bool:
+    """Whether the run counts something else than optimizer steps: no checkpoint's counts agree, and both always grow.
+
+    Iterations of reinforcement learning make a varying number of steps each; accumulation over an epoch's end makes fewer.
+    """
+    pairs = [(step, count)] + [
+        (own, own - b)
+        for s in siblings
+        if (own := stated_step(s)) is not None and (b := _behind(s)) is not None
+    ]
+    pairs.sort()
+    if len(pairs) == 1:
+        # Alone, a whole number of steps for each of what is called an iteration or an update is all that can be known.
+        named = next((c.name for c in facts.state.counters if c.unit == "step" and c.name != "name"), "")
+        rounds = named.rpartition(".")[2].lower().startswith(("it", "update"))
+        return rounds and step > 0 and count >= 2 * step and (not count % step or not count % (step + 1))
+    if len(pairs) < 3 or any(abs(a - b) <= 1 for a, b in pairs):
+        return False
+    ahead = {b > a for a, b in pairs}
+    return len(ahead) == 1 and all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(pairs))
 
 
 def _contradicted(behind: float, siblings: Sequence[CheckpointFacts]) -> bool:

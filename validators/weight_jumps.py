@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable, number, stated_step, weight_pairs
+from ckptguard.validators._base import comparable, number, reached_step, weight_pairs
 
 TENFOLD = math.log(10)
 # Adam moves a number by at most about its learning rate over sqrt(1 - beta2) a step (Kingma & Ba 2015, section 2.1).
@@ -50,9 +50,9 @@ class WeightJumps:
             (
                 s
                 for s in (facts, *comparable(subject))
-                if stated_step(s) and (s is facts or s.path not in subject.unsafe)
+                if reached_step(s) and (s is facts or s.path not in subject.unsafe)
             ),
-            key=lambda s: stated_step(s) or 0,
+            key=lambda s: reached_step(s) or 0,
         )
         if facts not in run:
             return  # fresh weights may go anywhere
@@ -131,7 +131,7 @@ def jumps(before: CheckpointFacts | None, now: CheckpointFacts | None) -> dict[s
 def _step(before: CheckpointFacts, now: CheckpointFacts) -> float | None:
     """How far an adaptive optimizer usually carries a number from one checkpoint to the other: rate times steps."""
     rates = [*_rates(before), *_rates(now)]
-    steps = abs((stated_step(now) or 0) - (stated_step(before) or 0))
+    steps = abs((reached_step(now) or 0) - (reached_step(before) or 0))
     adaptive = any("betas" in g.options for o in now.state.optimizers for g in o.groups)
     return max(rates) * steps if adaptive and rates and max(rates) > 0 and steps else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from ckptguard.codes import finding
 from ckptguard.model import Evidence, Finding, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable, stated_step
+from ckptguard.validators._base import comparable, reached_step
 
 NUMBER = re.compile(r"\d+")
 EMBEDDING = re.compile(
@@ -33,9 +33,9 @@ class ZeroWeights:
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         facts = subject.facts
-        if stated_step(facts) in (0, None) and not facts.state.optimizers:
+        if reached_step(facts) in (0, None) and not facts.state.optimizers:
             return
-        if stated_step(facts) == 0:
+        if reached_step(facts) == 0:
             return
         weights = facts.state.model
         for name, tensor in weights.items():
@@ -62,7 +62,7 @@ class ZeroWeights:
         others = [
             (s.path, o.facts.zero_pages)
             for s in comparable(subject)
-            if stated_step(s)
+            if reached_step(s)
             and (o := s.state.model.get(name)) is not None
             and o.facts is not None
             and o.shape == tensor.shape
@@ -82,7 +82,7 @@ class ZeroWeights:
             if other is not None and other.facts is not None:
                 if other.facts.zeros:
                     return ""
-                if stated_step(sibling):
+                if reached_step(sibling):
                     return f"in {sibling.path} they are not"
         if "lora_B" in name:
             return ""

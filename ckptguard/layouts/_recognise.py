@@ -13,7 +13,7 @@ from ckptguard.model import Tensor
 STEP_NAMES = {
     "step", "steps", "global_step", "global_steps", "iteration", "iter", "iterations", "iter_num", "it", "num_updates",
     "num_steps", "current_step", "train_step", "trainer_step", "optimizer_step", "update", "updates", "steps_run",
-    "completed_steps", "batch_num", "iteration_count", "last_step", "n_steps", "steps_completed",
+    "completed_steps", "batch_num", "iteration_count", "last_step", "n_steps", "steps_completed", "step_count", "num_iters",
 }  # fmt: skip
 EPOCH_NAMES = {"epoch", "current_epoch", "epochs_run", "epoch_num", "epochs"}
 EMA_NAME = re.compile(r"(^|[._-])(ema|swa|averaged?|shadow|polyak|moving_average)", re.IGNORECASE)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ckptguard.layouts._state import Builder, holds_training_state
+from ckptguard.layouts._state import Builder, holds_training_state, integer
 from ckptguard.layouts._torch_content import interpret_known
 from ckptguard.model import Absence, FileFacts, Manifest, ManifestFile, Role, State
 
@@ -76,7 +76,29 @@ def interpret_parts(manifest: Manifest, files: Mapping[str, FileFacts]) -> State
     builder.optimizers = [replace(o, sharded=True) if o.rank is not None else o for o in builder.optimizers]
     _swap_averaged(builder)
     _ranks(builder, manifest, files)
+    _count(builder)
     return builder.build()
+
+
+def _count(builder: Builder) -> None:
+    """What the number in the name counts, and at which step the checkpoint is where no file says it.
+
+    A loop that saves once an epoch names its files by epochs and often stores nothing but the epoch. The optimizer has
+    counted the steps all the same.
+    """
+    named = builder.manifest.step
+    stated = [c for c in builder.counters if c.unit == "step" and c.name != "name"]
+    if stated:
+        # Of several counters (micro-batches, updates) the name tells which one the loop goes by.
+        builder.step = next((c.value for c in stated if c.value == named), None)
+        return
+    epochs = [c.value for c in builder.counters if c.unit == "epoch"]
+    by_epoch = named is not None and any(named in (e - 1, e, e + 1) for e in epochs)
+    if named is not None and not by_epoch:
+        return
+    builder.counters = [replace(c, unit="epoch") if c.name == "name" else c for c in builder.counters]
+    counts = [integer(s.values.get("step")) for o in builder.optimizers for s in o.states]
+    builder.step = max((c for c in counts if c is not None), default=named)
 
 
 def _ranks(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) -> None:
