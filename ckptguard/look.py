@@ -166,11 +166,25 @@ class Look:
         return False
 
     def _listed_again(self, path: str) -> Manifest | None:
+        return next((m for m in find_checkpoints(self._relisted(), layouts()) if m.path == path), None)
+
+    def _relisted(self) -> Directory:
         forget = getattr(self.opened.store, "forget", None)
         if forget is not None:
             forget()
-        directory = build_directory(self.opened.store.list())
-        return next((m for m in find_checkpoints(directory, layouts()) if m.path == path), None)
+        return build_directory(self.opened.store.list())
+
+    def _pointers(self) -> tuple[Pointer, ...]:
+        """The run's pointers. They are read after the listing: one that seems to name nothing may name what came since."""
+        found = find_pointers(self.opened.store, self.run.root, self.manifests)
+        if all(p.resolved is not None for p in found):
+            return found
+        root: Directory | None = self._relisted()
+        for part in filter(None, self.run.root.path.split("/")):
+            root = root.dirs.get(part) if root is not None else None
+        later = find_pointers(self.opened.store, root, find_checkpoints(root, layouts())) if root else ()
+        nothing = {(p.entry.key, p.names) for p in later if p.resolved is None}
+        return tuple(p for p in found if p.resolved is not None or (p.entry.key, p.names) in nothing)
 
     def grace(self, manifest: Manifest) -> float:
         """For how long after its last change an unfinished checkpoint counts as being written."""
@@ -227,7 +241,7 @@ class Look:
         """The run's report from the verdicts on its checkpoints."""
         order = sorted(pairs, key=lambda p: age_of(p[1]))
         looked = [(f, v) for f, v in order if f is not None]
-        pointers = find_pointers(self.opened.store, self.run.root, self.manifests)
+        pointers = self._pointers()
         keyed = {f.path: v for f, v in looked}
         subject = RunSubject(
             self.run.root,
@@ -288,6 +302,9 @@ def is_checkpoint(facts: CheckpointFacts, only: str | None) -> bool:
     if manifest.certain and any(unsafe_names(f) or _is_broken(f) for f in facts.files.values()):
         return True  # whatever else it holds, its name says that somebody may load it
     opened = all(f.tree is not None for f in facts.files.values())
+    if manifest.attributes.get("bare") and not opened:
+        # A file without an ending may be anything; what begins as torch writes and was cut short is a checkpoint.
+        return any(p.code == "truncated" for f in facts.files.values() for p in f.problems)
     if opened:
         holds = bool(facts.state.ema or facts.state.optimizers) or any(
             # Tensors with names of their own are data as well; parameters are named by their modules.

@@ -141,6 +141,6 @@ def _split(target: str) -> tuple[str, str]:
     if plain in ("", ".", "..") or plain.endswith("://"):
         return "", ""
     parent, name = posixpath.split(plain)
-    if "://" in target and (not parent or parent.endswith(":/")):
-        return "", ""
+    if "://" in target and "://" not in parent:
+        return "", ""  # above a bucket there is nothing
     return parent, name

@@ -76,6 +76,10 @@ def work_at_risk(
     end = now if running or step_at is None else step_at
     since = safe.completed if safe is not None else started
     steps: int | None = None
+    if step is not None and step_at is not None:
+        # A log is read from time to time: what was saved after its last known line is ahead of it.
+        saved = [k.step for k in known if k.step is not None and (k.completed or 0.0) > step_at]
+        step = max([step, *saved])
     if step is not None and (safe is None or safe.step is not None):
         steps = max(0, step - ((safe.step or 0) if safe is not None else 0))
     elif safe is not None and safe.step is not None:

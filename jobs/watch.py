@@ -113,7 +113,7 @@ def _enter(connection: Connection, target: Target, found: Found, now: float) -> 
         gpus=target.settings.gpus,
     )
     watched = Watched(run_id, path, {}, {}, root=target.path, prefix=found.prefix)
-    for row in checkpoints.of_run(connection, run_id, gone=True):
+    for row in checkpoints.of_run(connection, run_id):
         watched.ids[row["path"]] = row["id"]
         watched.saves[row["path"]] = Save(
             path=row["path"],
@@ -141,11 +141,14 @@ def _advance(context: Context, connection: Connection, watched: Watched, found: 
         seen = found.looks.get(path)
         watched.ids[path] = _keep(connection, watched.run_id, path, step, seen, now)
         watched.saves[path] = step.save
+        if step.save.phase.gone:
+            # The catalog remembers it; a service that runs for months need not.
+            del watched.saves[path]
         became_complete = step.save.phase is Phase.COMPLETE
         if became_complete and seen is not None and (before is None or before.phase is not Phase.COMPLETE):
             _keep_save(connection, watched, path, step.save, seen)
         if step.save.phase.gone:
-            findings.close_checkpoint(connection, watched.ids[path], now)
+            findings.close_checkpoint(connection, watched.ids.pop(path), now)
         # What is growing will be looked at when it is complete; what failed or went changes what is said of the run.
         to_audit |= step.save.phase in (Phase.COMPLETE, Phase.FAILED, Phase.ROTATED, Phase.STALLED)
     to_audit |= (watched.doubtful, watched.surroundings) != (found.doubtful, found.surroundings)

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from ckptguard.catalog import jobs
+from ckptguard.catalog.runs import get_run
 from ckptguard.errors import CkptguardError
 from ckptguard.jobs.children import Cancelled, Children
 from ckptguard.jobs.context import Context
@@ -89,6 +90,12 @@ class Workers:
                 return  # it did not end: the next start finds it and queues it again
             with self.context.catalog.write() as connection:
                 jobs.finish(connection, row["id"], state, result, task.log_text, self.context.clock())
+                run = get_run(connection, row["run_id"]) if row["run_id"] is not None else None
+            part = f"job {row['name']}" + (f" {run['target']}" if run is not None else "")
+            if state == "failed":
+                self.context.health.bad(part, result)
+            elif state == "done":
+                self.context.health.good(part)
         except SQLAlchemyError:
             self._orphans.append(row)
             raise

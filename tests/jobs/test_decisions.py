@@ -217,6 +217,19 @@ def test_work_at_risk_counts_from_the_newest_proven_one() -> None:
     }  # fmt: skip
 
 
+def test_what_was_saved_after_the_last_line_that_was_read_of_the_log_is_ahead_of_it() -> None:
+    late = Known("c50", 50, 399.5, Resume.UNKNOWN, Evidence.LISTING, False)
+    older = Known("c90", 90, 5.0, Resume.UNSAFE, Evidence.CONTENT, False)  # of an attempt before a roll-back
+
+    def steps(*known: Known) -> int | None:
+        return work_at_risk(
+            known, now=400.0, step=37, step_at=399.0, step_seconds=10.0, started=0.0, running=True, gpus=8
+        ).steps
+
+    assert steps(*KNOWN, late) == 40
+    assert steps(*KNOWN, older) == 27
+
+
 def test_without_a_safe_checkpoint_everything_since_the_start_is_at_risk() -> None:
     risk = work_at_risk(
         KNOWN[1:], now=400.0, step=37, step_at=None, step_seconds=None, started=100.0, running=True, gpus=None

@@ -233,7 +233,7 @@ def test_the_log_tells_running_nan_and_a_lost_rank(
     )
     log(0, 31, float("nan"), now + 1)
     until(lambda: ("nonfinite-loss", "firing", "") in running.sent(), 10, "NaN is told")
-    assert (running.run()["work_at_risk"] or {})["steps"] == 21
+    until(lambda: (running.run()["work_at_risk"] or {})["steps"] == 21, 20, "steps since the proven one")
 
 
 def test_a_restart_goes_on_where_it_was(
@@ -293,6 +293,23 @@ def test_a_job_that_the_configuration_does_not_fill_does_nothing_and_says_so(
     until(lambda: running.resume("step_10.pt"), 30, "it is proven")
     assert running.now("restore", running.run()["id"])["result"] == "this run has no recipe and no command"
     assert running.now("audit-again", running.run()["id"])["result"] == "1 of 1 checkpoints read again"
+
+
+def test_a_job_that_fails_again_and_again_is_an_ailment_until_it_works(
+    start: Start, run_folder: Path, small_saves: dict[int, bytes]
+) -> None:
+    write(run_folder, small_saves, 10)
+    running = start([run_folder])
+    until(lambda: running.resume("step_10.pt"), 30, "it is proven")
+    health = running.service.context.health
+    away = run_folder.with_name("away")
+    run_folder.rename(away)
+    assert running.now("audit", running.run()["id"])["state"] == "failed"
+    (failed,) = [a for a in health.ailments(time.monotonic()) if a.part == f"job audit {run_folder}"]
+    assert "no such" in failed.message
+    away.rename(run_folder)
+    assert running.now("audit", running.run()["id"])["state"] == "done"
+    until(lambda: not health.ailments(time.monotonic()), 10, "and the health is good again")
 
 
 def test_a_clock_that_jumps_raises_no_alarm_and_stops_nothing(

@@ -187,3 +187,21 @@ def test_what_is_silenced_of_a_copy_is_information(
     silenced = ckptguard(*command, "--silence", "upload-incomplete=the lab moves@2999-01-01")
     (found,) = [f for f in json.loads(silenced.stdout)["findings"] if f["code"] == "upload-incomplete"]
     assert (silenced.exit_code, found["severity"]) == (0, "info")
+
+
+def test_a_bucket_may_have_the_name_of_a_folder_of_checkpoints(
+    make_run: MakeRun, s3_bucket: str, s3_server: Any
+) -> None:
+    """`RUN/checkpoints/x` belongs to RUN; but there is nothing above a bucket."""
+    run, client = make_run(), s3_server.client()
+    client.create_bucket(Bucket="checkpoints")
+    for path in run.rglob("*"):
+        if path.is_file():
+            client.upload_file(str(path), "checkpoints", f"run b/{path.relative_to(run).as_posix()}")
+    for target in ("s3://checkpoints/run b", "s3://checkpoints"):
+        (report,) = audit(target, Options(grace=0))
+        assert [(v.step, v.resume) for v in report.checkpoints] == [
+            (10, "exact"),
+            (20, "exact"),
+            (30, "exact"),
+        ]
