@@ -80,6 +80,7 @@ def restore(
     with guarded(json):
         from dataclasses import replace
 
+        from ckptguard.errors import UsageError
         from ckptguard.report.restore_page import restore_page
         from ckptguard.restore.document import restore_document
         from ckptguard.restore.model import Limits
@@ -105,12 +106,19 @@ def restore(
                 max_memory=parsed(parse_size, max_memory, "--max-memory"),
             ),
         )
+        if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
+            # Known before the work, not after it.
+            what = "is a directory" if html.is_dir() else "lies in no directory that exists"
+            raise UsageError(f"--html {html}: it {what}")
         with staged(checkpoint) as local:
             request = replace(request, checkpoint=str(local))
             report = validate(request, lambda text: say(text, quiet=quiet))
         report = replace(report, checkpoint=checkpoint)
         if html is not None:
-            html.write_text(restore_page(report), encoding="utf-8")
+            try:
+                html.write_text(restore_page(report), encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"--html {html}: it cannot be written: {error.strerror}") from None
             say(f"wrote {html}", quiet=quiet)
         if json:
             emit_json(restore_document(report))

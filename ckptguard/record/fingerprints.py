@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ def fingerprint(batch: Any) -> str:
     """32 hexadecimal digits for a batch: tensors and arrays by dtype, shape and bytes, containers by their order, keys
     sorted. Raises OnDevice for a tensor that is not in host memory.
 
-    Objects of unknown classes count by their class alone.
+    Objects of unknown classes count by their class alone. Raises TypeError for a batch that is nothing but such: equal
+    fingerprints would prove nothing.
     """
     hasher = xxhash.xxh3_128()
-    _feed(hasher, batch)
+    if not _feed(hasher, batch):
+        raise TypeError(f"nothing can be read of a batch of the class {type(batch).__qualname__}")
     return hasher.hexdigest()
 
 
@@ -32,7 +35,8 @@ def join_fingerprints(micro_batches: Iterable[str]) -> str | None:
     return xxhash.xxh3_128_hexdigest("".join(parts).encode())
 
 
-def _feed(hasher: xxhash.xxh3_128, value: Any) -> None:
+def _feed(hasher: xxhash.xxh3_128, value: Any) -> bool:
+    """Whether there was anything but classes to feed."""
     if hasattr(value, "detach") and hasattr(value, "device"):
         if value.device.type != "cpu":
             raise OnDevice(str(value.device))
@@ -46,19 +50,27 @@ def _feed(hasher: xxhash.xxh3_128, value: Any) -> None:
         hasher.update(repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes())
     elif isinstance(value, Mapping):
         hasher.update(f"dict {len(value)} ".encode())
+        told = not value
         for key in sorted(value, key=str):
             hasher.update(f"{key}=".encode())
-            _feed(hasher, value[key])
+            told |= _feed(hasher, value[key])
+        return told
     elif isinstance(value, list | tuple):
         hasher.update(f"list {len(value)} ".encode())
+        told = not value
         for item in value:
-            _feed(hasher, item)
+            told |= _feed(hasher, item)
+        return told
     elif isinstance(value, bytes):
         hasher.update(b"bytes " + value)
     elif value is None or isinstance(value, str | int | float | bool):
         hasher.update(f"{type(value).__name__} {value!r} ".encode())
+    elif is_dataclass(value) and not isinstance(value, type):
+        return _feed(hasher, {one.name: getattr(value, one.name) for one in fields(value)})
     else:
         hasher.update(f"object {type(value).__qualname__} ".encode())
+        return False
+    return True
 
 
 def native(value: Any) -> np.ndarray:

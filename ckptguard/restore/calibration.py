@@ -9,7 +9,7 @@ from ckptguard.errors import CkptguardError
 from ckptguard.restore.compare import Curve, measure_gap
 from ckptguard.restore.logbook import Precision, continuation, steps_to_replay
 from ckptguard.restore.model import METRICS, Order, Trial
-from ckptguard.restore.recorded import SILENT, Recorded
+from ckptguard.restore.recorded import SILENT, Recorded, left_out
 from ckptguard.restore.request import Request
 from ckptguard.restore.target import Sibling, Target
 from ckptguard.restore.trials import Progress
@@ -23,9 +23,22 @@ RunOnce = Callable[[Order], Trial]
 
 
 def calibrate(
-    request: Request, target: Target, recorded: Recorded, steps: int, run_once: RunOnce, progress: Progress
+    request: Request,
+    target: Target,
+    recorded: Recorded,
+    first: Trial,
+    steps: int,
+    run_once: RunOnce,
+    progress: Progress,
 ) -> Recorded:
-    """Measure the gap between this environment and the recorded one on another checkpoint that replays as recorded."""
+    """Measure the gap between this environment and the recorded one on another checkpoint that replays as recorded.
+
+    `first` is the trial that it is measured for.
+    """
+    lacking = left_out(first.state)
+    if lacking:
+        # It would lack it on every checkpoint alike, and the fault would pass for a gap.
+        return replace(recorded, no_gap=f"the recipe does not restore {', '.join(lacking)}")
     why = ""
     for sibling in good_candidates(target)[:CALIBRATIONS]:
         progress(f"calibrating on {sibling.path.name}")

@@ -17,6 +17,8 @@ COMPUTED = frozenset({"loss", "grad_norm"})
 """Metrics that depend on the machine's arithmetic. Learning rate and loss scale do not: any difference is real."""
 CLOSE = 1e-3
 """A share of the value below which a difference may be noise that was not seen yet."""
+LEAP = 1e-4
+"""After a first step that agrees in full, no other machine's arithmetic differs by more than this share within a replay."""
 MOST_GAP = 0.02
 """A gap beyond this share of the value is no property of two machines: the recipe does not repeat that training."""
 
@@ -161,6 +163,8 @@ def measure_gap(
     steps = compare_steps(rows, replayed, Noise(), precision)
     if not any("loss" in step.logged for step in steps):
         return None
+    if _leaps(steps):
+        return None
     first = min(numbers.step for numbers in replayed)
     curves: dict[str, Curve] = {}
     for metric in METRICS:
@@ -176,6 +180,30 @@ def measure_gap(
         if offs:
             curves[metric] = _running(offs)
     return curves
+
+
+def _leaps(steps: Sequence[ComparedStep]) -> bool:
+    """Whether loss and gradient norm agree to the bit at first and lie apart after an update: then it is the update that
+    differs (an optimizer that was not restored), and not the machine, whose forward and backward pass are the recorded ones.
+    """
+    first = steps[0]
+    if not first.exact or not first.logged.keys() >= COMPUTED or first.span != 1:
+        return False
+    if any(
+        first.tolerance[m] > 4 * SINGLE * abs(first.logged[m]) or _coarse(first.logged[m]) for m in COMPUTED
+    ):
+        return False  # written or computed in so few digits that agreeing says little
+    return any(
+        distance(step.logged[m], step.replayed[m]) > LEAP * abs(step.logged[m]) + step.tolerance[m]
+        for step in steps
+        for m in COMPUTED & step.logged.keys()
+    )
+
+
+def _coarse(value: float) -> bool:
+    """Whether a half-precision number can hold it."""
+    mantissa, _ = math.frexp(value)
+    return (mantissa * 2**11).is_integer()
 
 
 # --- batches ----------------------------------------------------------------------------------------------

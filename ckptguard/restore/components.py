@@ -29,6 +29,18 @@ ALIASES: Mapping[str, frozenset[str]] = {
     "rng": _names("rng random rngs random_states seeds rng_states random_generators"),
 }
 _KNOWN = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+# What one of several is called by: opt_g is optimizer_g.
+_SHORT = {
+    alias: name
+    for name in ("optimizer", "scheduler", "scaler")
+    for alias in ALIASES[name]
+    if "_" not in alias
+}
+_FORMS: Mapping[str, frozenset[str]] = {
+    "optimizer": frozenset(("state", "param_groups")),
+    "scheduler": frozenset(("last_epoch", "_step_count")),
+    "scaler": frozenset(("scale", "growth_factor")),
+}
 _SUFFIX = re.compile(r"_(?:state_dicts?|states?|dict|sd)$")
 _NUMBER = re.compile(r"_?(\d+)$")
 _WRAPPERS = ("state", "states", "train_state", "training_state", "checkpoint", "ckpt", "app")
@@ -41,7 +53,15 @@ def canonical(name: str) -> str:
         return "model"
     while (shorter := _SUFFIX.sub("", plain)) != plain and shorter:
         plain = shorter
-    return _KNOWN.get(plain, plain)
+    return _KNOWN.get(plain) or "_".join(_SHORT.get(word, word) for word in plain.split("_"))
+
+
+def form_of(name: str, tree: Any) -> str:
+    """What a component is: by its name, else by the form of its content; "" where neither says."""
+    if name in ALIASES:
+        return name
+    keys = tree.keys() if isinstance(tree, Mapping) else frozenset()
+    return next((form for form, wanted in _FORMS.items() if wanted <= keys), "")
 
 
 def components_of(tree: Any) -> dict[str, Path]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ckptguard.errors import CkptguardError, RecipeError
 from ckptguard.inspect import Options, audit
 from ckptguard.model import Evidence, NotRun, Severity
+from ckptguard.restore.calibration import RunOnce, good_candidates
 from ckptguard.restore.held import Refused, open_checkpoint
-from ckptguard.restore.model import Trial
+from ckptguard.restore.model import Fault, Order, Trial
 from ckptguard.restore.recorded import SILENT
 from ckptguard.restore.target import Target
 
@@ -28,6 +30,50 @@ def blame_recipe_for_misfit(target: Target, trial: Trial) -> None:
     raise RecipeError(
         f"the recipe's model does not fit: {fault.message}", f"{why}: build the model that was trained"
     )
+
+
+def blame_recipe_for_load(target: Target, order: Order, trial: Trial, run_once: RunOnce) -> Trial:
+    """The trial, where its load() refuses this checkpoint alone. Raises RecipeError where it would refuse a good one too.
+
+    Another checkpoint of the run tells; where there is none, an audit of this one.
+    """
+    fault = trial.fault
+    if fault is None or fault.kind != "load":
+        return trial
+    others = good_candidates(target)[:1]
+    for other in others:
+        asked = replace(
+            order, checkpoint=str(other.path), first=other.step, until=None, against=None, steps=1
+        )
+        try:
+            again = run_once(asked)
+        except CkptguardError:
+            again = trial
+        if again.fault is None:
+            told = f"{fault.message}. It does load {other.path.name}"
+            return replace(trial, fault=replace(fault, message=told))
+        raise RecipeError(
+            fault.message, f"it does not load {other.path.name} either; its traceback ends:{_end(fault)}"
+        )
+    if _is_safe(target):
+        raise RecipeError(
+            fault.message,
+            f"the checkpoint itself is sound, as an audit sees it; its traceback ends:{_end(fault)}",
+        )
+    return trial
+
+
+def _end(fault: Fault) -> str:
+    return "".join(f"\n  | {line}" for line in fault.detail.splitlines() if line.strip())
+
+
+def _is_safe(target: Target) -> bool:
+    try:
+        reports = audit(str(target.path), Options(depth=Evidence.CONTENT))
+    except CkptguardError:
+        return False
+    verdicts = [v for report in reports for v in report.checkpoints]
+    return len(verdicts) == 1 and verdicts[0].resume.safe
 
 
 def _fits_its_config(target: Target) -> bool:

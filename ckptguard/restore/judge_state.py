@@ -8,7 +8,7 @@ from ckptguard.codes import finding
 from ckptguard.model import Effect, LogRow, Severity
 from ckptguard.restore.compare import FACTOR, SINGLE, compare_batches, distance, same_environment
 from ckptguard.restore.model import Difference, Trial
-from ckptguard.restore.recorded import SILENT, Notes, Recorded
+from ckptguard.restore.recorded import SILENT, Notes, Recorded, left_out
 from ckptguard.restore.words import describe_differences, number
 
 _PAIR = frozenset({"optimizer", "scheduler"})
@@ -31,14 +31,7 @@ def judge_state(notes: Notes, recorded: Recorded, trial: Trial) -> None:
         subject = members[0].subject if len(members) == 1 else members[0].subject.partition(":")[0]
         message = describe_differences(component, kind, members)
         if kind in SILENT:
-            lost = kind == "unused" and component in (
-                "model",
-                "optimizer",
-                "scheduler",
-                "scaler",
-                "dataloader",
-            )
-            severity = Severity.WARNING if lost else Severity.INFO
+            severity = Severity.WARNING if left_out(members) else Severity.INFO
             notes.findings.append(
                 finding("state-mismatch", subject, message, severity=severity, effect=Effect.NONE)
             )

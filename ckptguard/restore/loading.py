@@ -13,6 +13,10 @@ class Misfit(Refused):
     """The model's names or shapes are not those of the checkpoint: one of the two is to blame, which others decide."""
 
 
+class LoadRaised(Refused):
+    """The recipe's own load() raised: its fault, or the checkpoint's, which others decide."""
+
+
 def load_parts(parts: Mapping[str, Any], held: Held) -> None:
     """Call load_state_dict of every part for which the checkpoint holds a component. Raises Refused, Misfit.
 

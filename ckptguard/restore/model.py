@@ -85,7 +85,7 @@ class StepNumbers:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why a trial ended early. `kind`: recipe (the user's code), restore (the checkpoint was refused), misfit (the model and
-    the checkpoint have other names or shapes), timeout, memory."""
+    the checkpoint have other names or shapes), load (the recipe's own load() raised), usage, timeout, memory."""
 
     kind: str
     message: str
@@ -99,7 +99,7 @@ class Trial:
 
     `draws` maps a stream to its next draws after the restore. `compared` counts the values that were compared with the
     file; None: that stage was not reached. `state` and `against` list the differences at the start and at `until`;
-    `end` is a digest of the whole state there, so that two trials can be compared.
+    `end` is a digest of the whole state there, so that two trials can be compared. `done`: it went to its end.
     """
 
     environment: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -117,6 +117,7 @@ class Trial:
     fixed_batches: bool = False
     not_run: tuple[NotRun, ...] = ()
     seconds: float = 0.0
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from ckptguard.record.batches import StepBatches, unpack
 from ckptguard.record.fingerprints import fingerprint, join_fingerprints
 from ckptguard.record.probe import run_probe
 from ckptguard.restore.components import canonical
-from ckptguard.restore.held import Held, Refused
-from ckptguard.restore.loading import load_parts, named_state
+from ckptguard.restore.held import Held
+from ckptguard.restore.loading import LoadRaised, load_parts, named_state, short
 from ckptguard.restore.model import StepNumbers
 from ckptguard.restore.session import Session, StateOf
 
@@ -30,11 +30,12 @@ def run(session: Session, recipe: Any, device: str) -> None:
             f"build() returned {type(parts).__name__}; expected a dict of parts, such as {{'model': model}}"
         )
     session.environment(device)
-    if callable(getattr(recipe, "load", None)):
+    own = callable(getattr(recipe, "load", None))
+    if own:
         try:
             recipe.load(parts, session.order.checkpoint)
         except Exception as error:
-            raise Refused(f"the recipe's load() raised {type(error).__name__}: {error}") from error
+            raise LoadRaised(f"the recipe's load() raised {short(error)}") from error
     elif not session.held.places:
         raise RecipeError(
             f"how a checkpoint of the layout {session.order.layout} is loaded into parts is not known",
@@ -44,9 +45,9 @@ def run(session: Session, recipe: Any, device: str) -> None:
         load_parts(parts, session.held)
     states = _states(parts, session.held)
     session.note("loaded")
-    session.check_state(states)
+    session.check_state(states, own_names=own)
     if callable(getattr(recipe, "probe", None)):
-        session.note("probe", loss=run_probe(lambda: recipe.probe(parts), _modules(parts)))
+        session.note("probe", loss=run_probe(lambda: _loss_of_probe(recipe, parts), _modules(parts)))
     session.restore_streams()
     _replay(session, recipe, parts, states)
 
@@ -57,6 +58,13 @@ def _states(parts: Mapping[str, Any], held: Held) -> dict[str, StateOf]:
     if form != "numbered":
         states |= {n: partial(named_state, parts, n, form) for n in states if canonical(n) == "optimizer"}
     return states
+
+
+def _loss_of_probe(recipe: Any, parts: Mapping[str, Any]) -> float:
+    loss = _number("loss", recipe.probe(parts), "probe()")
+    if loss is None:
+        raise RecipeError("probe() returned None; expected one number, the loss")
+    return loss
 
 
 def _modules(parts: Mapping[str, Any]) -> list[Any]:
@@ -110,7 +118,7 @@ def read_numbers(step: int, result: Any) -> StepNumbers:
         )
         raise RecipeError(f"step() returned {shown}; expected a dict with at least 'loss'")
     return StepNumbers(
-        step=int(result.get("step", step)),
+        step=int(_number("step", result.get("step", step)) or step),
         loss=_number("loss", result.get("loss")),
         grad_norm=_number("grad_norm", _first(result, _NORM)),
         lr=_number("lr", _first(result, _LR)),
@@ -123,7 +131,7 @@ def _first(result: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return next((result[name] for name in names if result.get(name) is not None), None)
 
 
-def _number(name: str, value: Any) -> float | None:
+def _number(name: str, value: Any, where: str = "step()") -> float | None:
     if isinstance(value, list | tuple) and value:  # get_last_lr() gives one rate a group
         value = value[0]
     if value is None:
@@ -131,16 +139,19 @@ def _number(name: str, value: Any) -> float | None:
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
-        raise RecipeError(f"step() returned {type(value).__name__} as {name}; expected one number") from None
+        raise RecipeError(f"{where} returned {type(value).__name__} as {name}; expected one number") from None
 
 
 def batch_fingerprint(batch: Any) -> str | None:
     """What a batch is compared by: the text that the recipe gives, or the fingerprint of the batch itself."""
     if batch is None or isinstance(batch, str):
         return batch
-    if hasattr(batch, "__next__"):
-        return join_fingerprints(fingerprint(on_host(micro)) for micro in batch)
-    return fingerprint(on_host(batch))
+    try:
+        if hasattr(batch, "__next__"):
+            return join_fingerprints(fingerprint(on_host(micro)) for micro in batch)
+        return fingerprint(on_host(batch))
+    except TypeError:
+        return None  # of a class that nothing can be read of: the recorder had no fingerprint of it either
 
 
 def on_host(batch: Any) -> Any:
@@ -151,4 +162,6 @@ def on_host(batch: Any) -> Any:
         return {key: on_host(value) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
         return [on_host(value) for value in batch]
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return {one.name: on_host(getattr(batch, one.name)) for one in fields(batch)}
     return batch

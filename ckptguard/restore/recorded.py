@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from ckptguard.model import Finding, LogRow, NotRun
+from ckptguard.restore.model import Difference
 
 SILENT = frozenset({"added", "unused"})
 """Kinds of difference that do not make the restored state another one."""
+DECIDING = frozenset({"model", "optimizer", "scheduler", "scaler", "dataloader"})
+"""Components without which the training that goes on is another one."""
+
+
+def left_out(differences: Iterable[Difference]) -> list[str]:
+    """The components that the checkpoint holds, that decide how the training goes on, and that the recipe does not restore."""
+    return sorted({d.component for d in differences if d.kind == "unused" and d.saved in DECIDING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +62,6 @@ class Notes:
     exact: bool = True
 
     def missing(self, check: str, why: str) -> None:
-        self.not_run.append(NotRun(check, why))
+        """Note what was not checked; the first reason that is known of it stands."""
+        if all(known.check != check for known in self.not_run):
+            self.not_run.append(NotRun(check, why))

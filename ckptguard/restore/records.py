@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptguard.errors import CkptguardError, FormatError, KeyNotFound, TargetNotFound
+from ckptguard.errors import CkptguardError, FormatError, KeyNotFound, TargetNotFound, UsageError
 from ckptguard.logs import read_log, read_logs
 from ckptguard.model import Directory, Entry, LogRow
 from ckptguard.places import place_of
@@ -72,8 +72,14 @@ def find_rows(given: str, run: Path, log: str | None) -> tuple[LogRow, ...]:
     if not path.exists():
         raise TargetNotFound(f"{log}: no such log", "check --log")
     if path.is_dir():
-        return read_logs(LocalStore(path), directory(path))
-    return read_log(LocalStore(path.absolute().parent), path.name)
+        rows = read_logs(LocalStore(path), directory(path))
+    else:
+        rows = read_log(LocalStore(path.absolute().parent), path.name)
+    if not rows:
+        raise UsageError(
+            f"--log {log}: no step of a training can be read from it", "name the metric log of the run"
+        )
+    return rows
 
 
 def directory(root: Path, key: str = "", depth: int = LOG_DEPTH) -> Directory:

@@ -38,6 +38,8 @@ def check(request: Request) -> None:
             "--command has no {out}: the training would write into the real run",
             "give it as the training's output directory: --command 'python train.py --resume {checkpoint} --output {out}'",
         )
+    if request.metrics is not None and request.command is None:
+        raise UsageError("--metrics names the log that --command writes; the log to compare with is --log")
     if request.command is not None and request.against is not None:
         raise UsageError("--against needs --recipe: a command does not show its objects")
     if request.nproc != 1 and request.command is not None:

@@ -17,7 +17,7 @@ from ckptguard.errors import CkptguardError
 from ckptguard.model import NotRun, Tensor
 from ckptguard.record.environment import environment, versions
 from ckptguard.record.rng import next_draws, preserved_rng
-from ckptguard.restore.components import canonical, renames
+from ckptguard.restore.components import canonical, form_of, renames
 from ckptguard.restore.equality import Comparison, compare
 from ckptguard.restore.held import Held, open_checkpoint
 from ckptguard.restore.leaves import Leaf, live_leaves
@@ -43,6 +43,7 @@ class Session:
         self.order = order
         self.held = open_checkpoint(order.checkpoint)
         self.began = time.perf_counter()
+        self._counterparts: dict[str, str] = {}
         self._events = events.open("a", encoding="utf-8")
 
     def note(self, event: str, **values: Any) -> None:
@@ -66,16 +67,54 @@ class Session:
 
     # --- state --------------------------------------------------------------------------------------------
 
-    def check_state(self, parts: Mapping[str, StateOf]) -> None:
-        """Compare the restored parts with what the checkpoint holds, both ways."""
+    def check_state(self, parts: Mapping[str, StateOf], *, own_names: bool = False) -> None:
+        """Compare the restored parts with what the checkpoint holds, both ways.
+
+        `own_names`: the recipe loads them itself, and may call them otherwise than the file does.
+        """
         if not self.held.places:
             self.not_run("state", f"the layout {self.order.layout} is not taken apart into components")
             return
+        if own_names:
+            self._find_counterparts(parts)
         differences, compared, _ = self._compare(self.held, parts)
-        held = {name for name in self.held.components() if name in _NAMED}
-        for name in sorted(held - {canonical(part) for part in parts}):
-            differences.append(Difference("unused", name, "", self.held.places[name].files[0]))
+        used = {self._component(part) for part in parts}
+        for name in sorted(set(self.held.components()) - used):
+            form = form_of(name, self.held.saved(name))
+            if form:
+                subject = self.held.places[name].files[0]
+                differences.append(Difference("unused", name, "", subject, saved=form))
         self.note("state", compared=compared, differences=[asdict(d) for d in differences[:REPORTED]])
+
+    def _component(self, part: str) -> str:
+        return self._counterparts.get(part) or canonical(part)
+
+    def _find_counterparts(self, parts: Mapping[str, StateOf]) -> None:
+        """Of parts that no component is named like: the one that holds the same names inside, equal values first.
+
+        One that was not loaded may hold fewer (an optimizer has no moments yet); then its form must be the same.
+        """
+        free = [
+            name
+            for name in self.held.components()
+            if name not in {canonical(part) for part in parts} and isinstance(self.held.saved(name), Mapping)
+        ]
+        saved = {name: self.held.leaves(name) for name in free}
+        for part, state_of in parts.items():
+            if canonical(part) in self.held.places or not free:
+                continue
+            state = state_of()
+            live = live_leaves(state)
+            alike = [name for name in free if live and saved[name].keys() == live.keys()] or [
+                name
+                for name in free
+                if live.keys() < saved[name].keys()
+                and form_of("", state) == form_of("", self.held.saved(name)) != ""
+            ]
+            if alike:
+                best = min(alike, key=lambda name: len(compare(name, saved[name], live).differences))
+                self._counterparts[part] = best
+                free.remove(best)
 
     def _compare(self, held: Held, parts: Mapping[str, StateOf]) -> tuple[list[Difference], int, str]:
         """(differences, values compared, digest of the live state)."""
@@ -83,7 +122,7 @@ class Session:
         compared = 0
         whole = xxhash.xxh3_128()
         for part, state_of in parts.items():
-            component = canonical(part)
+            component = self._component(part)
             state = state_of()
             live = live_leaves(state)
             for path, leaf in sorted(live.items()):
@@ -178,9 +217,6 @@ class Session:
 
     def close(self) -> None:
         self._events.close()
-
-
-_NAMED = frozenset({"model", "optimizer", "scheduler", "scaler", "dataloader", "ema"})
 
 
 def _measured(

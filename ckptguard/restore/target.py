@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckptguard.discover import group_runs
-from ckptguard.errors import CkptguardError, TargetNotFound
+from ckptguard.errors import CkptguardError, TargetNotFound, UsageError
 from ckptguard.inspect import Options, open_target, split_leftovers
 from ckptguard.model import LogRow, Manifest
 from ckptguard.record.batches import batches_key
@@ -83,6 +83,8 @@ def find_target(given: str, log: str | None = None, staged: Path | None = None) 
     step = step_of(path)
     seal, trouble = find_seal(given, run, path)
     manifest, others = _neighbours(path)
+    if manifest is None and path.is_dir():
+        refuse_run(given, path)
     layout = layout_of(path, manifest)
     rows = find_rows(given, run, log)
     if layout == "lightning" and not any(row.extra.get("event") for row in rows):
@@ -104,6 +106,20 @@ def find_target(given: str, log: str | None = None, staged: Path | None = None) 
         gaps=manifest.gaps if manifest is not None else (),
         processes=_processes(path, seal),
     )
+
+
+def refuse_run(given: str, path: Path) -> None:
+    """Raise UsageError for a directory that is a run: it holds checkpoints of several steps, and is none."""
+    try:
+        _, _, manifests = open_target(str(path), Options())
+    except CkptguardError:
+        return
+    inside = {m.step: m.path for m in manifests if m.path and m.step is not None}
+    if len(inside) > 1:
+        raise UsageError(
+            f"{given} is no checkpoint, it holds several, such as {inside[max(inside)]}",
+            f"name one of them; ckptguard preflight {given} names the one to resume from",
+        )
 
 
 def run_of(path: Path) -> Path:

@@ -11,10 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckptguard.errors import CkptguardError, OutOfMemory, RecipeError, TimedOut
+from ckptguard.errors import CkptguardError, OutOfMemory, RecipeError, TimedOut, UsageError
 from ckptguard.model import NotRun
 from ckptguard.restore.model import Difference, Fault, Limits, Order, StepNumbers, Trial
 from ckptguard.restore.processes import run
+from ckptguard.restore.recorded import SILENT
 
 Progress = Callable[[str], None]
 
@@ -77,7 +78,8 @@ def _environment(order: Order) -> dict[str, str]:
 def settle(trial: Trial, exit_status: int | None, tail: str = "") -> Trial:
     """Raise what is an error of ours or of the recipe; keep what speaks of the checkpoint."""
     fault = trial.fault
-    if fault is None and exit_status != 0:
+    if fault is None and (exit_status != 0 or not trial.done):
+        # Status 0 as well: the recipe's own os._exit() is no proof of anything.
         status = exit_status or 0
         how = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
         hint = "the machine ran out of memory?" if status == -9 else ""
@@ -94,8 +96,14 @@ def settle(trial: Trial, exit_status: int | None, tail: str = "") -> Trial:
     if fault.kind == "internal":
         hint = f"this is a fault of ckptguard; please report its traceback:{_quoted(fault.detail)}"
         raise CkptguardError(f"the child process stumbled: {fault.message}", hint)
+    if fault.kind == "usage":
+        raise UsageError(fault.message, fault.hint)
     if fault.kind == "recipe":
-        raise RecipeError(fault.message, fault.hint or f"its traceback ends:{_quoted(fault.detail)}")
+        if any(d.kind not in SILENT for d in trial.state):
+            # That the state was restored wrongly is proven; that the steps then fail is most likely its consequence.
+            return replace(trial, fault=None, not_run=(*trial.not_run, NotRun("replay", fault.message)))
+        detail = _quoted(fault.detail)
+        raise RecipeError(fault.message, fault.hint or (f"its traceback ends:{detail}" if detail else ""))
     return trial
 
 
@@ -167,7 +175,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> Trial:
             case "fault":
                 trial = replace(trial, fault=Fault(**values))
             case "done":
-                trial = replace(trial, seconds=values["seconds"])
+                trial = replace(trial, seconds=values["seconds"], done=True)
     return trial
 
 

@@ -12,7 +12,13 @@ from ckptguard.model import NotRun
 from ckptguard.restore.calibration import FAR, RunOnce, calibrate, good_candidates
 from ckptguard.restore.command import command_runner
 from ckptguard.restore.conclude import conclude, needs_calibration, needs_repeats
-from ckptguard.restore.fault import blame_recipe_for_misfit, changed_files, distrust, side_effect
+from ckptguard.restore.fault import (
+    blame_recipe_for_load,
+    blame_recipe_for_misfit,
+    changed_files,
+    distrust,
+    side_effect,
+)
 from ckptguard.restore.logbook import continuation, steps_to_replay
 from ckptguard.restore.model import Order, RestoreReport, Trial
 from ckptguard.restore.recorded import Recorded
@@ -62,6 +68,7 @@ def _validate(request: Request, path: Path, against: Path | None, progress: Prog
     order = _order(request, target, later)
     trials = _trials(request, order, target.gaps, run_once, progress)
     blame_recipe_for_misfit(target, trials[0])
+    trials[0] = blame_recipe_for_load(target, order, trials[0], run_once)
     recorded = _recorded(request, target, later, order)
     if later is not None and (why := distrust(later.path, trials[0])):
         recorded = replace(recorded, against=None, not_run=(*recorded.not_run, NotRun("against", why)))
@@ -69,7 +76,7 @@ def _validate(request: Request, path: Path, against: Path | None, progress: Prog
         progress(f"the difference is small: restore {len(trials) + 1}, to see more of the noise")
         trials.append(run_once(replace(order, seed=len(trials) + 1) if "rng" in target.gaps else order))
     if needs_calibration(recorded, trials):
-        recorded = calibrate(request, target, recorded, order.steps, run_once, progress)
+        recorded = calibrate(request, target, recorded, trials[0], order.steps, run_once, progress)
     changed = changed_files(before, listing(target.run))
     if changed:
         recorded = replace(recorded, not_run=(*recorded.not_run, side_effect(target, changed)))
@@ -154,7 +161,8 @@ def _recorded(request: Request, target: Target, later: Later | None, order: Orde
         not_run.append(
             NotRun(
                 "replay",
-                f"{target.processes} processes trained it, {request.nproc} restored it: give --nproc",
+                f"{target.processes} process{'es' * (target.processes > 1)} trained it, {request.nproc} restored it: "
+                f"give --nproc {target.processes}",
             )
         )
     elif seal is not None:

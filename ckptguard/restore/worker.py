@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import ckptguard
-from ckptguard.errors import RecipeError
+from ckptguard.errors import RecipeError, UsageError
 from ckptguard.restore import plain, recipes
 from ckptguard.restore.held import Refused, rank
-from ckptguard.restore.loading import Misfit
+from ckptguard.restore.loading import LoadRaised, Misfit
 from ckptguard.restore.model import Fault, Order
 from ckptguard.restore.session import Session, Stop, tail_of
 
@@ -67,6 +67,8 @@ def _trial(session: Session) -> None:
         local = os.environ.get("LOCAL_RANK") if order.processes > 1 else None
         cuda = "cuda" if local is None else f"cuda:{local}"
         device = cuda if torch.cuda.is_available() else "cpu"
+    else:
+        _there_is(device)
     if found.kind == "trainer":
         from ckptguard.restore import trainer
 
@@ -77,6 +79,21 @@ def _trial(session: Session) -> None:
         lightning.run(session, found.recipe, device)
     else:
         plain.run(session, found.recipe, device)
+
+
+def _there_is(device: str) -> None:
+    """Raise UsageError for a device that torch does not see: no recipe is to blame for it."""
+    import torch
+
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError:
+        raise UsageError(f"--device {device}: no such kind of device", "auto, cpu, cuda or cuda:N") from None
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise UsageError(
+            f"--device {device}: torch sees {torch.cuda.device_count()} CUDA devices here",
+            "--device cpu, or leave it out",
+        )
 
 
 def _redirected(module: ModuleType, scratch: str) -> AbstractContextManager[None]:
@@ -94,10 +111,15 @@ def _fault_of(error: BaseException) -> Fault:
     detail = tail_of(error)
     if isinstance(error, Misfit):
         return Fault("misfit", error.message, error.hint, detail)
+    if isinstance(error, LoadRaised):
+        return Fault("load", f"{error.message}{_place_in_user_code(error.__cause__ or error)}", "", detail)
     if isinstance(error, Refused):
         return Fault("restore", error.message, error.hint, detail)
     if isinstance(error, RecipeError):
-        return Fault("recipe", error.message, error.hint, detail)
+        # Where in our code that was noticed helps nobody.
+        return Fault("recipe", error.message, error.hint)
+    if isinstance(error, UsageError):
+        return Fault("usage", error.message, error.hint)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Fault("memory", f"the child process ran out of memory: {error}", detail=detail)
     if _is_ours(error):

@@ -144,3 +144,25 @@ def test_batches_are_compared_where_both_sides_have_them():
     log = [LogRow(step=21, extra={"batch": "a"}), LogRow(step=22, extra={"batch": "b"}), LogRow(step=23)]
     replay = [StepNumbers(21, batch="a"), StepNumbers(22, batch="c"), StepNumbers(23, batch="d")]
     assert compare_batches(log, replay) == (2, ((22, "b", "c"),))
+
+
+def test_an_update_that_differs_is_no_gap_between_machines():
+    log = [LogRow(step=21 + n, loss=2.30000043 + n, grad_norm=1.20000051, lr=0.1) for n in range(3)]
+    first = StepNumbers(21, loss=log[0].loss, grad_norm=log[0].grad_norm, lr=0.1)
+
+    def gap(leap, first=first):
+        later = StepNumbers(22, loss=log[1].loss * (1 + leap), grad_norm=log[1].grad_norm, lr=0.1)
+        return measure_gap(log, [first, later], Precision(()))
+
+    # Forward and backward pass agree to the bit: another optimizer made the next step, not another machine.
+    assert gap(1e-3) is None
+    assert gap(1e-6)["loss"][1] > 0
+    # Nothing of the kind is known where the first step differs as well, or its gradient was not compared.
+    assert gap(1e-3, StepNumbers(21, loss=2.3001, grad_norm=1.2, lr=0.1)) is not None
+    assert gap(1e-3, StepNumbers(21, loss=log[0].loss, lr=0.1)) is not None
+
+
+def test_numbers_of_half_precision_agree_easily():
+    log = [LogRow(step=21, loss=5.4375, grad_norm=1.25), LogRow(step=22, loss=5.4375, grad_norm=1.25)]
+    near = [StepNumbers(21, loss=5.4375, grad_norm=1.25), StepNumbers(22, loss=5.40625, grad_norm=1.25)]
+    assert measure_gap(log, near, Precision(()))["loss"] == pytest.approx((0.0, 0.03125))

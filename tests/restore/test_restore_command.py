@@ -48,6 +48,22 @@ def command(here):
     return lambda *arguments: CliRunner().invoke(app, ["restore", *map(str, arguments)])
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--html", "."], "--html .: it is a directory"),
+        (["--html", "no/such/page.html"], "lies in no directory that exists"),
+        (["--metrics", "log.jsonl"], "--metrics names the log that --command writes"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_restored(command, recipe, logged_run, options, words):
+    done = command(logged_run / "ckpt_12.pt", "--recipe", recipe("plain_loop:Loop"), "--json", *options)
+    assert done.exit_code == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "usage" and words in error["message"]
+    assert "restore 1 of 2" not in done.stderr
+
+
 def test_damage_exits_1_and_names_it_to_people(command, recipe, recorded_run, copy):
     run = copy(recorded_run)
     state = torch.load(run / "ckpt_12.pt", weights_only=False)
