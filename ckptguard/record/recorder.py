@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -82,21 +83,36 @@ class Recorder(Guarded):
         background: bool = True,
     ) -> None:
         self.run = Path(run)
-        self.parts = dict(parts or {})
+        self.parts: dict[str, Any] = {}
         self.overhead = Overhead()
         self.attempt: int | None = None
         self.last_step = 0
         self._background = background
         self._own = 0.0
         self._last = time.perf_counter()
-        self._open(definitions or {}, files, replicate)
         self._consumption = Consumption(batches, batch_bytes)
-        self._witness = Witness(self.parts, dict(generators or {}), probe, tensors=tensors)
+        self._take(parts or {}, generators or {}, probe, tensors=tensors)
+        self._open(definitions or {}, files, replicate)
+
+    @guarded
+    def _take(
+        self,
+        parts: Mapping[str, Any],
+        generators: Mapping[str, Any],
+        probe: Callable[[], Any] | None,
+        *,
+        tensors: bool,
+    ) -> None:
+        self.parts = dict(parts)
+        self._witness = Witness(self.parts, dict(generators), probe, tensors=tensors)
 
     @guarded
     def _open(self, definitions: Mapping[str, Any], files: bool | None, replicate: str | None) -> None:
         self.rank, self.world_size = rank_and_world()
-        self.definitions = {"world_size": self.world_size, **definitions}
+        # A definition may be any object (torch.bfloat16); what it is called travels with the checkpoint.
+        self.definitions = json.loads(
+            json.dumps({"world_size": self.world_size, **definitions}, default=str, skipkeys=True)
+        )
         self._with_files = self.rank == 0 if files is None else files
         self._jobs: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckptguard-seal")

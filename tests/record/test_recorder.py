@@ -187,7 +187,7 @@ def test_the_own_time_of_a_step(training: Any, tmp_path: Path) -> None:
     assert recorder.overhead.steps == 200 and recorder.overhead.mean < 0.5e-3
 
 
-@pytest.mark.parametrize("trouble", ["file-in-the-way", "disk-full", "odd-value"])
+@pytest.mark.parametrize("trouble", ["file-in-the-way", "disk-full", "odd-value", "odd-parts"])
 def test_a_failing_recorder_says_so_once(
     trouble: str,
     training: Any,
@@ -199,7 +199,8 @@ def test_a_failing_recorder_says_so_once(
     folder.mkdir()
     if trouble == "file-in-the-way":
         (folder / ".ckptguard").write_text("not a folder")
-    with caplog.at_level(logging.WARNING), Recorder(folder, training.parts) as recorder:
+    parts = [training.parts] if trouble == "odd-parts" else training.parts
+    with caplog.at_level(logging.WARNING), Recorder(folder, parts) as recorder:
         if trouble == "disk-full":
             full = os.open("/dev/full", os.O_WRONLY)
             os.dup2(full, recorder._log._fd)
@@ -210,6 +211,13 @@ def test_a_failing_recorder_says_so_once(
         assert recorder.aside is not None
     assert (folder / "step-8.pt").exists()
     assert len([r for r in caplog.records if r.name == "ckptguard.record"]) == 1
+
+
+def test_a_definition_may_be_any_object(training: Any, tmp_path: Path) -> None:
+    with Recorder(tmp_path, training.parts, definitions={"precision": torch.bfloat16}) as recorder:
+        run(training, recorder, tmp_path, steps=2, every=2)
+        assert recorder.aside is None
+    assert seal_of(tmp_path, "step-2.pt").definitions["precision"] == "torch.bfloat16"
 
 
 def test_a_failing_probe_costs_only_itself(
