@@ -12,7 +12,7 @@ from ckptguard.validators._base import comparable, is_broken, reached_step
 class Ema:
     """Averaged weights (EMA, SWA).
 
-    Finds: averaged weights without raw ones, averages that the run's other checkpoints have and this one lacks, that equal the raw weights, that
+    Finds: averaged weights without raw ones, averages that earlier checkpoints of the run have and this one lacks, that equal the raw weights, that
     did not move since the checkpoint before, or whose shapes are not the model's.
     Why it matters: the training loss does not show it; the model that is evaluated and shipped is the averaged one.
     Example: a resume that filled the average with raw weights.
@@ -32,13 +32,11 @@ class Ema:
                 yield from self._alone(facts, siblings)
             return
         if not facts.state.ema:
-            if any(
-                s.state.ema and not s.state.attributes.get("only_averaged") for s in siblings
-            ) and not is_broken(facts, []):
+            if any(_averaging(s) for s in _earlier(facts, siblings)) and not is_broken(facts, []):
                 yield finding(
                     "ema-mismatch",
                     facts.path,
-                    f"{facts.path} has no averaged weights, other checkpoints of the run have them",
+                    f"{facts.path} has no averaged weights, earlier checkpoints of the run have them",
                 )
             return
         model = {strip_wrappers(n): t for n, t in facts.state.model.items()}
@@ -78,15 +76,14 @@ class Ema:
             return
         if facts.state.attributes.get("ema_updates") in (0, 1):
             return  # the first update of an average is a copy
-        if any(
-            _same(
-                {strip_wrappers(n): t for n, t in s.state.model.items()},
-                {strip_wrappers(n): t for n, t in s.state.ema.items()},
-            )
-            for s in siblings
-            if reached_step(s)
-        ):
-            return
+        earlier = _earlier(facts, siblings)
+        if earlier and not any(_averaging(s) for s in earlier):
+            return  # and averaging may begin late in a run
+        others = [s for s in siblings if reached_step(s) and _averaging(s)]
+        alike = [s for s in others if _is_raw(s)]
+        first = min(others, key=lambda s: reached_step(s) or 0, default=None)
+        if alike and (len(alike) == len(others) or any(s is not first for s in alike)):
+            return  # so it is in this run, and not in its first average only
         yield finding(
             "ema-mismatch",
             facts.path,
@@ -108,6 +105,25 @@ class Ema:
                 subject.facts.path,
                 f"the averaged weights are those of {before.path}, bit for bit, though the weights moved on",
             )
+
+
+def _is_raw(facts: CheckpointFacts) -> bool:
+    return _same(
+        {strip_wrappers(n): t for n, t in facts.state.model.items()},
+        {strip_wrappers(n): t for n, t in facts.state.ema.items()},
+    )
+
+
+def _averaging(facts: CheckpointFacts) -> bool:
+    return bool(facts.state.ema) and not facts.state.attributes.get("only_averaged")
+
+
+def _earlier(facts: CheckpointFacts, siblings: list[CheckpointFacts]) -> list[CheckpointFacts]:
+    """The checkpoints before this one; all of them where no steps are known."""
+    mine = reached_step(facts)
+    if mine is None:
+        return siblings
+    return [s for s in siblings if (step := reached_step(s)) is not None and step < mine]
 
 
 def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Evidence, Finding, OptimizerState, Tensor
@@ -18,6 +20,7 @@ LIKE_PARAMETER = (
     "z",
     "master_param",
 )
+EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)\.")
 
 
 class OptimizerShapes:
@@ -114,8 +117,9 @@ class OptimizerShapes:
         )
         if not available or facts.state.attributes.get("partial_model"):
             return
+        stacked = _stacked(wanted, weights)
         for shape, count in wanted.items():
-            if count > available[shape]:
+            if count > available[shape] and shape not in stacked:
                 key = next(
                     s.key
                     for s in optimizer.states
@@ -126,6 +130,16 @@ class OptimizerShapes:
                     f"{optimizer.subject}:{key}",
                     f"the optimizer has {count} states of shape {list(shape)} (parameter {key} is one), the model {available[shape]} tensors of that shape",
                 )
+
+
+def _stacked(wanted: Mapping[tuple[int, ...], int], weights: Mapping[str, Tensor]) -> set[tuple[int, ...]]:
+    """Shapes of states of experts that are one tensor in training and a tensor each on disk (transformers since 5.0)."""
+    numbers = {int(m.group(1)) for n in weights if (m := EXPERT.search(n))}
+    available = Counter(t.shape for t in weights.values())
+    odd = {s: c for s, c in wanted.items() if c > available[s]}
+    fit = {s: c for s, c in odd.items() if len(s) == 3 and s[0] == len(numbers)}
+    held = sum(t.numel for n, t in weights.items() if EXPERT.search(n))
+    return set(fit) if sum(math.prod(s) * c for s, c in fit.items()) <= held else set()
 
 
 def _moment(values: object) -> Tensor | None:

@@ -49,21 +49,18 @@ class RngHistory:
     def _draws(subject: Subject, rank: int | None) -> bool:
         """Whether the run's other intervals show that every step draws."""
         run = sorted((subject.facts, *comparable(subject)), key=lambda s: reached_step(s) or 0)
-        moved = []
+        moved, inside = [], []
         for one, two in pairwise(run):
             a, b = _streams(one), _streams(two)
             common = [k for k in a if k in b and k[0] == rank]
             if two is subject.facts or not common:
                 continue
             moved.append(any(a[k] != b[k] for k in common))
-            if (
-                moved[-1]
-                and not _ends_an_epoch(one)
-                and _epoch(one) is not None
-                and _epoch(one) == _epoch(two)
-            ):
-                return True  # not at the epochs' ends only
-        return len(moved) > 1 and all(moved)
+            inside.append(not _ends_an_epoch(one) and _epoch(one) is not None and _epoch(one) == _epoch(two))
+        if not all(moved):
+            return False  # a run that draws at an epoch's beginning, or at a restart, and not at every step
+        # What moved once within an epoch is drawn from at every step, unless the config says that nothing draws there.
+        return len(moved) > 1 or (any(inside) and subject.facts.state.config is None)
 
 
 def _streams(facts: CheckpointFacts) -> Streams:

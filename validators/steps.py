@@ -38,8 +38,11 @@ class Steps:
         siblings = comparable(subject)
         yield from self._name(facts, siblings)
         step = stated_step(facts)
-        if step is None or facts.state.attributes.get("free_steps"):
-            return  # or a layout whose steps are not the optimizer's (reinforcement learning)
+        if facts.state.attributes.get("free_steps"):
+            return  # a layout whose steps are not the optimizer's (reinforcement learning)
+        if step is None:
+            yield from self._epochs(facts, siblings)
+            return
         yield from self._optimizers(subject, siblings, step)
         yield from self._schedulers(subject, siblings, step)
         yield from self._log(facts, step)
@@ -99,6 +102,27 @@ class Steps:
             )
 
     @staticmethod
+    def _epochs(facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Iterator[Finding]:
+        """A loop that states epochs only: the optimizer's own count cannot be that of an epoch before."""
+        epoch = _epoch(facts)
+        for place, optimizer in enumerate(facts.state.optimizers):
+            count = max(optimizer_steps(optimizer), default=0)
+            before = next(
+                (
+                    s
+                    for s in siblings
+                    if (e := _epoch(s)) is not None and e < (epoch or 0) and _made(s, place) == count
+                ),
+                None,
+            )
+            if epoch and count and before is not None:
+                yield finding(
+                    "step-mismatch",
+                    optimizer.subject,
+                    f"the optimizer has made {int(count)} steps in epoch {epoch}, as many as in {before.path} of epoch {_epoch(before)}",
+                )
+
+    @staticmethod
     def _schedulers(subject: Subject, siblings: Sequence[CheckpointFacts], step: int) -> Iterator[Finding]:
         facts = subject.facts
         optimizer = max((max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))), default=None)
@@ -134,6 +158,15 @@ class Steps:
             )
 
 
+def _epoch(facts: CheckpointFacts) -> int | None:
+    return next((c.value for c in facts.state.counters if c.unit == "epoch" and c.name != "name"), None)
+
+
+def _made(facts: CheckpointFacts, place: int) -> float | None:
+    optimizers = facts.state.optimizers
+    return max(optimizer_steps(optimizers[place]), default=None) if place < len(optimizers) else None
+
+
 def _behind(facts: CheckpointFacts) -> int | None:
     step = stated_step(facts)
     counts = [max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))]
@@ -161,6 +194,8 @@ def _other_unit(facts: CheckpointFacts, step: int, count: float, siblings: Seque
         # Alone, a whole number of steps for each of what is called an iteration or an update is all that can be known.
         named = next((c.name for c in facts.state.counters if c.unit == "step" and c.name != "name"), "")
         rounds = named.rpartition(".")[2].lower().startswith(("it", "update"))
+        # Of several networks each may make its own number of steps, beside one that goes with the counter.
+        rounds = rounds or any(_made(facts, i) == step for i in range(len(facts.state.optimizers)))
         return rounds and step > 0 and count >= 2 * step and (not count % step or not count % (step + 1))
     if len(pairs) < 3 or any(abs(a - b) <= 1 for a, b in pairs):
         return False

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ckptguard.codes import finding
@@ -54,7 +55,7 @@ class WeightHistory:
             if rate and _moved_on(facts, before)
             else []
         )
-        if stale:
+        if stale and not _explained(facts, pairs, stale):
             yield finding(
                 "frozen-weights",
                 facts.state.subject(pairs[stale[0]][1]),
@@ -86,6 +87,22 @@ def _is_sound(facts: CheckpointFacts, tensor: Tensor) -> bool:
     """Whether a tensor's numbers are those that were saved, as far as its file can tell: no fault was found in it."""
     file = facts.files.get(facts.state.subject(tensor).partition(":")[0])
     return tensor.facts is not None and (file is None or not file.problems)
+
+
+def _explained(
+    facts: CheckpointFacts, pairs: Mapping[str, tuple[Tensor, Tensor]], stale: Sequence[str]
+) -> bool:
+    """Whether all that the optimizers hold is found among the other weights: then those that rest are not trained.
+
+    A target network or a teacher is copied now and then, and rests in between.
+    """
+    left = Counter(t.shape for n, (_, t) in pairs.items() if n not in stale)
+    held = Counter(
+        next((v.shape for v in s.values.values() if isinstance(v, Tensor) and v.numel > 1), None)
+        for o in facts.state.optimizers
+        for s in o.states
+    )
+    return bool(held) and None not in held and all(left[shape] >= n for shape, n in held.items())
 
 
 def _equal(pair: tuple[Tensor, Tensor]) -> bool:

@@ -95,6 +95,18 @@ def _text(source: Source) -> Parsed:
     return text.read_text(source)
 
 
+NOTE = 4096  # bytes of the longest note that is not read as a torch file
+
+
+def _torch_or_text(source: Source) -> Parsed:
+    """A torch file, or a short note in plain text under such a name, as SpeechBrain's `counter.ckpt`."""
+    head = source.read(0, min(NOTE, source.size))
+    note = source.size <= NOTE and not head.startswith((b"version https://git-lfs", b"<"))
+    if note and not sniff(head[:512]) and head.isascii() and head.decode().isprintable() | (b"\n" in head):
+        return Parsed("text")
+    return _torch(source)
+
+
 def _pickle(source: Source) -> Parsed:
     from ckptguard.formats import bare_pickle
     from ckptguard.formats._nested import with_nested
@@ -122,6 +134,7 @@ def _ocdbt(source: Source) -> Parsed:
 
 READERS: dict[str, Callable[[Source], Parsed]] = {
     "torch": _torch,
+    "torch-or-text": _torch_or_text,
     "safetensors": _safetensors,
     "json": _json,
     "text": _text,

@@ -50,7 +50,8 @@ def step_in(name: str) -> int | None:
     for pattern in (
         r"(?:global[_-]?)?(?:step|steps|iter|iteration)[-_=.]?0*(\d+)",
         r"(?:^|[-_.])ba0*(\d+)",
-        r"(?:^|[^A-Za-z])(?:ckpt|checkpoint|chkpt|chk|cp|weights|model|state|train|snapshot|save|optimizer|optim|opt|meta|scheduler|scaler|rng|ema)[-_=.]?0*(\d+)(?![\d.]*(?:of|B|b|M|m)\b)",
+        r"(?:^|[^A-Za-z])(?:ckpt|checkpoint|chkpt|chk|cp|weights|model|state|train|snapshot|save|optimizer|optim|opt|meta|scheduler|scaler|rng|ema)[-_=.]?0*(\d+)(?!\d|\.\d)(?![\d.]*(?:of|B|b|M|m)\b)",
+        r"(?:^|[-_.])ema[-_]?\d?\.\d+[-_]0*(\d+)",
     ):
         match = re.search(pattern, stem, re.IGNORECASE)
         if match:

@@ -13,7 +13,7 @@ from ckptguard.model import Absence, FileFacts, Manifest, ManifestFile, Role, St
 ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl", ".pth.tar", ".pt.tar", ".model", ".checkpoint")
 RANK = re.compile(r"[._-]?rank[._-]?(\d+)", re.IGNORECASE)
 _ROLE = re.compile(
-    r"optimizer|optim|opt(?![a-z])|model|meta|scheduler|sched|scaler|rng|random|dataloader|loader|training_state|train_state|trainer_state|state_dict|state|ema|weights",
+    r"optimizer|optim|opt(?-i:(?![a-z]|[A-Z]{2}))|model|meta|scheduler|sched|scaler|rng|random|dataloader|loader|training_state|train_state|trainer_state|state_dict|state|ema|weights",
     re.IGNORECASE,
 )
 _ROLES = {
@@ -24,10 +24,23 @@ _ROLES = {
 }  # fmt: skip
 
 
+# What people call a network that is one of several, or that is not called model.
+NETWORK = re.compile(
+    r"(?:my_?)?(?:net|network|net[-_]?[gd]|[gd]|[gd][-_]?net|gen|generator|disc|discriminator|actor|critic|policy|value|"
+    r"encoder|decoder|unet|vae|backbone|transformer|student|teacher|classifier|head|q|q_?net(?:work)?|target(?:_q)?(?:_?net)?)",
+    re.IGNORECASE,
+)
+# Endings under which nothing but torch files lies; a `.bin`, `.pkl` or `.model` may be anything.
+OWN_ENDINGS = (".pt", ".pth", ".ckpt", ".pth.tar", ".pt.tar", ".checkpoint")
+
+
 def role_of(name: str) -> Role:
     """The part of the training state that a file's name says it holds; OTHER where it says none."""
-    match = _ROLE.search(RANK.sub("", name.rsplit(".", 1)[0]))
-    return _ROLES.get(match.group(0).lower(), Role.OTHER) if match else Role.OTHER
+    stem = RANK.sub("", name.rsplit(".", 1)[0])
+    match = _ROLE.search(stem)
+    if match:
+        return _ROLES.get(match.group(0).lower(), Role.OTHER)
+    return Role.MODEL if NETWORK.fullmatch(stem) else Role.OTHER
 
 
 def rank_of(name: str) -> int | None:
@@ -71,7 +84,10 @@ def interpret_parts(manifest: Manifest, files: Mapping[str, FileFacts]) -> State
         if file.role is Role.EMA:
             builder.add_ema(facts.tree if isinstance(facts.tree, dict) else {}, file.name)
         else:
-            builder.add_tree(facts.tree, file.name, rank=file.rank)
+            # Of several networks, each in a file of its own, the names are told apart by the files.
+            several = file.role is Role.MODEL and file.rank is None and len(manifest.by_role(Role.MODEL)) > 1
+            path = file.name.rpartition("/")[2].partition(".")[0] if several else ""
+            builder.add_tree(facts.tree, file.name, rank=file.rank, path=path)
     # A file a rank holds that rank's part: its shapes are not the parameters'.
     builder.optimizers = [replace(o, sharded=True) if o.rank is not None else o for o in builder.optimizers]
     _swap_averaged(builder)

@@ -31,6 +31,10 @@ LINK = re.compile(
     r"^(latest|last|newest|current|best)([._-].*)?$|[._-](latest|last|newest|current|best)\.\w+$",
     re.IGNORECASE,
 )
+# Speech and audio trainers give their files no ending: `checkpoint_1000`, `g_00001000`, `do_00001000`.
+BARE = re.compile(
+    r"^(?:ckpt|checkpoint|model|state|snapshot|weights|gen|disc|net|g|d|do)[_-]?\d{1,12}$", re.IGNORECASE
+)
 SPEAKING = re.compile(
     r"ckpt|checkpoint|chkpt|snapshot|weights|model|last|best|latest|final|state", re.IGNORECASE
 )
@@ -81,7 +85,9 @@ class TorchFile(LayoutBase):
                 name,
                 flags=re.IGNORECASE,
             )
-        return bare.lower().endswith(ENDINGS) and not name.startswith("events.")
+        return (
+            bare.lower().endswith(ENDINGS) or (bool(BARE.match(bare)) and entry.size != 0)
+        ) and not name.startswith("events.")
 
     @staticmethod
     def _is_one_save(members: Sequence[Entry]) -> bool:
@@ -110,11 +116,11 @@ class TorchFile(LayoutBase):
             files=(ManifestFile(name, entry, Role.BUNDLE, "torch"),),
             step=step,
             carries=frozenset({"model", "optimizer", "rng"}),
-            certain=speaks and step is not None,
+            certain=speaks and step is not None and not BARE.match(name),
             temporary=is_temporary(name),
             finished=not is_temporary(name),
             series=series,
-            attributes={"one_file": True, "speaks": speaks},
+            attributes={"one_file": True, "speaks": speaks, "bare": bool(BARE.match(name))},
         )
 
     def _several(self, directory: Directory, step: int, members: Sequence[Entry], series: str) -> Manifest:

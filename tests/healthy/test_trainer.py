@@ -205,3 +205,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     train(folder)
     return folder
+
+
+def test_experts_that_are_one_tensor_in_training(tmp_path: Path) -> None:
+    """On disk each expert has matrices of its own; the optimizer's states are of all experts together."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4, max_position_embeddings=16,
+    )  # fmt: skip
+    train(tmp_path, MixtralForCausalLM(config))
+    quiet(tmp_path)
+
+
+def test_a_restart_that_draws_anew(tmp_path: Path) -> None:
+    """No step of this model draws; only the beginning of the second attempt did, in the middle of an epoch."""
+    train(tmp_path, max_steps=4)
+    train(tmp_path, max_steps=8, resume=True, ignore_data_skip=True)
+    (report,) = audit(str(tmp_path), Options(grace=0.0))
+    assert not [f.code for v in report.checkpoints for f in v.findings if f.loud]
