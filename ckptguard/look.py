@@ -21,6 +21,7 @@ from ckptguard.model import (
     Effect,
     Evidence,
     FileFacts,
+    Finding,
     Health,
     LogRow,
     Manifest,
