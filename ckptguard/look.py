@@ -183,7 +183,10 @@ class Look:
         root: Directory | None = self._relisted()
         for part in filter(None, self.run.root.path.split("/")):
             root = root.dirs.get(part) if root is not None else None
-        later = find_pointers(self.opened.store, root, find_checkpoints(root, layouts())) if root else ()
+        # What was listed as a checkpoint and turned out to be none, such as a link that a copy made a text, may be a pointer.
+        none = {m.path for m in self.run.checkpoints} - {m.path for m in self.manifests}
+        again = [m for m in find_checkpoints(root, layouts()) if m.path not in none] if root else []
+        later = find_pointers(self.opened.store, root, again) if root else ()
         nothing = {(p.entry.key, p.names) for p in later if p.resolved is None}
         return tuple(p for p in found if p.resolved is not None or (p.entry.key, p.names) in nothing)
 
