@@ -2,9 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ckptguard.codes import finding
+from ckptguard.layouts._ranks import PADDING
 from ckptguard.model import CheckpointFacts, Evidence, Finding, Tensor
 from ckptguard.ports import Subject
+from ckptguard.validators._values import numbers
+
+MOST_STRETCHES = 4096
 
 
 class Finite:
@@ -15,7 +21,7 @@ class Finite:
     Example: a save between the overflow and the crash that it caused.
     What to do: resume from before the loss went bad.
     Blind spots: finite nonsense; types that have neither (integers, 8-bit states). Buffers that hold nothing but one
-    number and infinity are masks, and masks are meant so.
+    number and infinity are masks, and masks are meant so. The padding of ZeRO-3's partitions was never filled.
     """
 
     name = "finite"
@@ -32,7 +38,7 @@ class Finite:
         for optimizer in facts.state.optimizers:
             for state in optimizer.states:
                 for key, value in state.values.items():
-                    if isinstance(value, Tensor) and _is_bad(value):
+                    if isinstance(value, Tensor) and _is_bad(value) and not _is_padding(subject, value):
                         yield finding(
                             "nonfinite-optimizer",
                             facts.state.subject(value, optimizer.subject),
@@ -42,6 +48,18 @@ class Finite:
 
 def _is_bad(tensor: Tensor) -> bool:
     return tensor.facts is not None and not tensor.facts.finite
+
+
+def _is_padding(subject: Subject, tensor: Tensor) -> bool:
+    """Whether all that is not finite lies where no parameter's numbers are."""
+    stretches = subject.facts.state.attributes.get(PADDING, {}).get(id(tensor))
+    if not stretches or subject.store is None or tensor.facts is None or len(stretches) > MOST_STRETCHES:
+        return False
+    bad = 0
+    for start, numel in stretches:
+        found = numbers(subject.store, subject.facts, tensor, start, numel)
+        bad += 0 if found is None else int(np.count_nonzero(~np.isfinite(found)))
+    return bad == tensor.facts.nan + tensor.facts.inf
 
 
 def _count(tensor: Tensor) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 from ckptguard.codes import finding
 from ckptguard.errors import FormatError, StoreError
 from ckptguard.formats import load_array
-from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity, Tensor
+from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Severity
 from ckptguard.ports import Store, Subject
-from ckptguard.values import itemsize
+from ckptguard.validators._values import piece
 
 MOST_ELEMENTS = 16 << 20  # of all masters of one checkpoint: 64 MiB are read a second time, at most
 PIECE = 256 << 10
@@ -92,10 +92,10 @@ def _compare(facts: CheckpointFacts, store: Store) -> Iterator[Difference]:
         for start, numel in _sample(master.numel, share):
             try:
                 a = load_array(
-                    store, entries[0].entry.key, entries[0].entry.size, _piece(master, start, numel)
+                    store, entries[0].entry.key, entries[0].entry.size, piece(master, start, numel)
                 )
                 b = load_array(
-                    store, entries[1].entry.key, entries[1].entry.size, _piece(weight, start, numel)
+                    store, entries[1].entry.key, entries[1].entry.size, piece(weight, start, numel)
                 )
             except (FormatError, StoreError):
                 break  # said already, by the checks of containers and of reading
@@ -125,25 +125,6 @@ def _sample(numel: int, share: float) -> Sequence[tuple[int, int]]:
     count = -(-wanted // length)
     stride = max(length, numel // count)
     return [(at, min(length, numel - at)) for at in range(0, numel, stride)]
-
-
-def _piece(tensor: Tensor, start: int, numel: int) -> Tensor:
-    if start == 0 and numel == tensor.numel:
-        return tensor
-    width = itemsize(tensor.dtype)
-    value = None if tensor.value is None else tensor.value.reshape(-1)[start : start + numel]
-    begin = None if tensor.start is None else tensor.start + start * width
-    return Tensor(
-        tensor.name,
-        tensor.dtype,
-        (numel,),
-        begin,
-        numel * width,
-        (1,),
-        tensor.storage,
-        tensor.location,
-        value=value,
-    )
 
 
 CHECK = Masters()

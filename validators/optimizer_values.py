@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ckptguard.codes import finding
 from ckptguard.model import CheckpointFacts, Evidence, Finding, OptimizerState, Tensor
@@ -25,12 +27,17 @@ NEVER_NEGATIVE = frozenset(
     }
 )
 
+# A mean of numbers above this has squares that its type can hold. Half precision cannot hold those of ordinary gradients.
+SQUARABLE = {"float32": 1e-15, "bfloat16": 1e-15, "float64": 1e-100}
+
 
 class OptimizerValues:
     """Optimizer state that its own update rule cannot produce.
 
-    Finds: negative second moments, negative or fractional step counters, and no state at all though steps were taken.
-    Why it matters: a negative second moment is NaN at the first step; an empty state is an optimizer that starts afresh.
+    Finds: negative second moments, second moments that are all zero beside first ones that are not, negative or
+    fractional step counters, and no state at all though steps were taken.
+    Why it matters: a negative second moment is NaN at the first step, one of zero makes that step enormous; an empty state
+    is an optimizer that starts afresh.
     Example: every checkpoint of a loop that rebuilt its optimizer inside the epoch and saved the unused one.
     What to do: resume from another checkpoint; without one, start the optimizer afresh on purpose, with a warmup.
     Blind spots: moments of a right form and a wrong value; optimizers without squares.
@@ -44,6 +51,7 @@ class OptimizerValues:
         facts = subject.facts
         for optimizer in facts.state.optimizers:
             yield from self._values(facts, optimizer)
+            yield from self._vanished(facts, optimizer)
             yield from self._steps(facts, optimizer)
             yield from self._empty(facts, optimizer)
 
@@ -60,6 +68,27 @@ class OptimizerValues:
                             subject,
                             f"{key} of parameter {state.key} is {lowest:g} somewhere; it is a mean of squares",
                         )
+
+    @staticmethod
+    def _vanished(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+        if any(_decay(g.options) == 1.0 for g in optimizer.groups):
+            return
+        for state in optimizer.states:
+            first, second = state.values.get("exp_avg"), state.values.get("exp_avg_sq")
+            if not isinstance(first, Tensor) or not isinstance(second, Tensor) or not second.numel:
+                continue
+            largest = _largest(first)
+            if (
+                largest is not None
+                and largest > SQUARABLE.get(second.dtype, math.inf)
+                and second.facts is not None
+                and second.facts.zeros
+            ):
+                yield finding(
+                    "invalid-optimizer",
+                    facts.state.subject(second, optimizer.subject),
+                    f"exp_avg_sq of parameter {state.key} is zero everywhere, its exp_avg reaches {largest:.3g}: the squares of the same gradients cannot be zero",
+                )
 
     @staticmethod
     def _steps(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
@@ -96,6 +125,19 @@ class OptimizerValues:
                 optimizer.subject,
                 f"the optimizer holds no state at all at step {step}: it is not the one that was trained with",
             )
+
+
+def _largest(tensor: Tensor) -> float | None:
+    known = tensor.facts
+    if known is None or known.minimum is None or known.maximum is None:
+        return None
+    return max(abs(known.minimum), abs(known.maximum))
+
+
+def _decay(options: Mapping[str, Any]) -> float | None:
+    """The decay of second moments: 1 keeps them at zero for ever."""
+    betas = options.get("betas")
+    return number(betas[1]) if isinstance(betas, list | tuple) and len(betas) > 1 else None
 
 
 CHECK = OptimizerValues()

@@ -15,7 +15,16 @@ from ckptguard.formats.text import as_object
 from ckptguard.layouts._deepspeed_files import EXPERT, LAYER, MODEL, OPTIMIZER, SHARDED_MODEL, UNIVERSAL
 from ckptguard.layouts._deepspeed_progress import add_progress, add_topology
 from ckptguard.layouts._deepspeed_universal import add_universal, compare_universal
-from ckptguard.layouts._deepspeed_zero import Shard, add_masters, add_partitions, read_shard, recorded_shapes
+from ckptguard.layouts._deepspeed_zero import (
+    Shard,
+    add_masters,
+    add_padding,
+    add_partitions,
+    add_rank_parts,
+    read_shard,
+    recorded_shapes,
+)
+from ckptguard.layouts._ranks import REPLICAS, replicas
 from ckptguard.layouts._state import Builder, integer, is_optimizer, items, scalar
 from ckptguard.model import FileFacts, ManifestFile, Tensor
 
@@ -45,6 +54,10 @@ def add_tag(
         _compare_layers(builder, prefix, models, layers, trees)
     for name, tree in sorted(trees.items()):
         _add_layer_file(builder, prefix + name, name, tree)
+    builder.attributes[REPLICAS] = replicas(
+        (name.partition("@mp")[0], builder.subjects[id(tensor)].partition(":")[0], tensor)
+        for name, tensor in builder.model.items()
+    )
     for shard in shards:
         _add_shard(builder, shard, several=len({s.mp for s in shards}) > 1)
     if any(name.startswith(f"{UNIVERSAL}/") for name in trees):
@@ -52,7 +65,10 @@ def add_tag(
         compare_universal(builder, prefix, models, trees)
     elif stage == 3:
         _add_virtual_weights(builder, models, shards)
+        add_padding(builder, models, shards)
     add_partitions(builder, models, shards)
+    if (integer(as_object(config.get("zero_optimization")).get("mics_shard_size")) or 0) <= 0:
+        add_rank_parts(builder, shards)  # MiCS keeps the same partition in several groups of ranks
     if stage < 3:
         add_masters(builder, models, shards, prefix)
     add_progress(builder, prefix, models, head, config, shards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +11,7 @@ from typing import Any
 from ckptguard.formats.pickles import Opaque
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._deepspeed_files import MODEL, OPTIMIZER, SHARDED_MODEL
-from ckptguard.layouts._ranks import PARTITIONS, Part, Partition
+from ckptguard.layouts._ranks import PADDING, PARTITIONS, RANK_PARTS, Part, Partition, RankPart
 from ckptguard.layouts._state import Builder, integer, items
 from ckptguard.model import Tensor
 from ckptguard.values import itemsize
@@ -121,6 +122,59 @@ def add_partitions(builder: Builder, models: Mapping[str, Any], shards: Sequence
             found += _lower(members, shapes, complete, of)
     if found:
         builder.attributes[PARTITIONS] = tuple(found)
+
+
+def add_rank_parts(builder: Builder, shards: Sequence[Shard]) -> None:
+    """Record which numbers are each rank's own, for the check that no rank holds another's."""
+    several = len({s.mp for s in shards}) > 1
+    parts = list(builder.attributes.get(RANK_PARTS, ()))
+    for shard in (s for s in shards if s.world is None or s.rank < s.world):
+        states = [items(v) for v in items(as_object(shard.optimizer).get("state")).values()]
+        first, second = (
+            tuple(v for s in states if isinstance(v := s.get(k), Tensor)) for k in ("exp_avg", "exp_avg_sq")
+        )
+        what = f"the optimizer partition{f' of model-parallel rank {shard.mp}' if several else ''}"
+        parts.append(RankPart(what, shard.rank, shard.file, shard.masters, first, second))
+    builder.attributes[RANK_PARTS] = tuple(parts)
+
+
+def add_padding(builder: Builder, models: Mapping[str, Any], shards: Sequence[Shard]) -> None:
+    """Record where the parts of stage 3 end before their room does: each parameter is cut in equal shares, the last ones short."""
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+    shapes = {mp: _group_shapes(models, mp) for mp in {s.mp for s in shards}}
+    for shard in shards:
+        numels = [n for group in shapes[shard.mp] for n in group.values()]
+        stretches = _short(numels, shard.rank, shard.world or 0, [t.numel for t in shard.masters])
+        states = [items(v) for v in items(as_object(shard.optimizer).get("state")).values()]
+        for place, inside in stretches.items():
+            flat = shard.masters[place]
+            moments = states[place].values() if len(states) == len(shard.masters) else ()
+            for tensor in (flat, *moments):
+                if isinstance(tensor, Tensor) and tensor.numel == flat.numel:
+                    found[id(tensor)] = tuple(inside)
+    if found:
+        builder.attributes[PADDING] = found
+
+
+def _short(
+    numels: Sequence[int], rank: int, world: int, flats: Sequence[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """(start, numel) of the room that a rank's shares leave empty, by flat group; {} where the shares do not fill the groups."""
+    if not world or sum(-(-n // world) for n in numels) != sum(flats):
+        return {}
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    place, at = 0, 0
+    for numel in numels:
+        share = -(-numel // world)
+        while place < len(flats) and at == flats[place]:
+            place, at = place + 1, 0
+        if place == len(flats) or at + share > flats[place]:
+            return {}
+        held = min(max(numel - rank * share, 0), share)
+        if held < share:
+            found[place].append((at + held, share - held))
+        at += share
+    return found
 
 
 def _group_shapes(models: Mapping[str, Any], mp: int) -> list[dict[str, int]]:

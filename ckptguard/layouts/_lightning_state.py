@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,7 +98,14 @@ def _add_progress(builder: Builder, tree: Mapping[str, Any], file: str) -> None:
             "loops.fit_loop",
             f"global_step is {step}, the loops count {max(counted)} optimizer steps: parts of two checkpoints",
         )
-    batches = _at(fit, "epoch_loop.batch_progress", "total", "ready")
+    if not fit and builder.optimizers and re.match(r"[2-9]\.", str(tree.get(VERSION, ""))):
+        builder.problem(
+            file,
+            "missing-trainer-state",
+            "loops",
+            "it holds no progress of the loops: epochs and batches would be counted from the beginning",
+        )
+    batches = _batches(fit)
     by_hand = _at(fit, "epoch_loop.manual_optimization.optim_step_progress", "total", "completed")
     if (
         step is not None
@@ -111,13 +119,22 @@ def _add_progress(builder: Builder, tree: Mapping[str, Any], file: str) -> None:
             file,
             "step-mismatch",
             "loops.fit_loop",
-            f"global_step is {step}, the loops have begun {batches} batches, each of which makes one step at most",
+            f"global_step is {step}, the loops have had {batches} batches, each of which makes one step at most",
         )
     if fit:
         builder.attributes["lightning_progress"] = {
             "batches": _at(fit, "epoch_loop.batch_progress", "current", "ready"),
             "epochs": _at(fit, "epoch_progress", "current", "completed"),
         }
+
+
+def _batches(fit: Mapping[str, Any]) -> int | None:
+    """How many batches there were: the last one may be done and not yet counted as completed."""
+    counts = [
+        _at(fit, "epoch_loop.batch_progress", "total", kind) for kind in ("ready", "processed", "completed")
+    ]
+    known = [n + (place == 2) for place, n in enumerate(counts) if n is not None]
+    return min(known, default=None)
 
 
 def _optimizer_steps(fit: Mapping[str, Any]) -> Iterator[int]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptguard.layouts._megatron import RANK_DIR
 from ckptguard.layouts._megatron_state import REPLICATED_ARGS, add_progress, add_schedule, optimizers_in
+from ckptguard.layouts._ranks import RANK_PARTS, REPLICAS, RankPart, moments_of, replicas
 from ckptguard.layouts._state import Builder, integer, is_weights, items, scalar
 from ckptguard.model import FileFacts, Manifest, Role, Tensor
+
+# What every rank's file has, if any has it.
+LACKED = (("optimizer", "missing-rank", "optimizer state"), ("rng_state", "missing-rng", "generator states"))
 
 
 def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) -> None:
@@ -38,13 +43,59 @@ def add_legacy(builder: Builder, manifest: Manifest, files: Mapping[str, FileFac
             whole = {**optimizer, "state": _buckets(held)}
             builder.add_optimizer(whole, beside.name, rank=file.rank, sharded=True, name="buckets")
         _rng(builder, tree, file.name)
-        builder.replicated.append((file.name, _replicated(tree)))
+        builder.replicated.append((file.name, {**_replicated(tree), **_rates(tree, _peers(folder))}))
         if first:
             add_progress(builder, tree, file.name)
             schedule = tree.get("opt_param_scheduler", tree.get("lr_scheduler"))
             if isinstance(schedule, dict) and schedule:
                 add_schedule(builder, schedule, file.name)
             first = False
+    _add_parts(builder, manifest, files)
+
+
+def _peers(folder: str) -> str:
+    """Which ranks hold the same layers: those whose folders differ in the tensor-parallel number only."""
+    match = RANK_DIR.match(folder)
+    return "".join(f"_{n}" for n in match.groups()[1:] if n is not None) if match else ""
+
+
+def _rates(tree: Mapping[str, Any], peers: str) -> dict[str, Any]:
+    """Rates and steps of the optimizers, which tensor-parallel ranks have in common; stages may have groups of their own."""
+    found: dict[str, Any] = {}
+    for place, optimizer in enumerate(optimizers_in(tree.get("optimizer"))):
+        groups = optimizer.get("param_groups")
+        rates = [scalar(items(g).get("lr")) for g in (groups if isinstance(groups, list) else ())]
+        steps = [integer(items(s).get("step")) for s in items(optimizer.get("state")).values()]
+        known = [s for s in steps if s is not None]
+        for name, value in (("lr", tuple(rates)), ("step", max(known, default=None))):
+            if value:
+                found[f"{name} of optimizer {place}{peers and f' of stage {peers[1:]}'}"] = value
+    return found
+
+
+def _add_parts(builder: Builder, manifest: Manifest, files: Mapping[str, FileFacts]) -> None:
+    """Record what is each tensor-parallel rank's own and what all of them hold alike, and parts that single ranks lack."""
+    held: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for tensor in builder.model.values():
+        home, _, name = builder.subjects[id(tensor)].partition(":")
+        held[home][name] = tensor
+    bundles = [f for f in manifest.by_role(Role.BUNDLE) if _tree(files, f.name)]
+    parts, alike = [], []
+    for file in bundles:
+        peers = _peers(file.name.partition("/")[0])
+        own = [t for t in held[file.name].values() if len(t.shape) > 1]
+        optimizers = [o for o in builder.optimizers if o.subject == file.name]
+        first = tuple(t for o in optimizers for t in moments_of(o))
+        what = f"the weights{peers and f' of stage {peers[1:]}'}"
+        parts.append(RankPart(what, file.rank or 0, file.name, tuple(own), first))
+        alike += [(f"{peers}{peers and ':'}{name}", file.name, t) for name, t in held[file.name].items()]
+    builder.attributes[RANK_PARTS] = tuple(parts)
+    builder.attributes[REPLICAS] = replicas(alike)
+    for key, code, words in LACKED:
+        having = [f.name for f in bundles if items(_tree(files, f.name)).get(key)]
+        for file in bundles if having else ():
+            if file.name not in having:
+                builder.problem(file.name, code, "", f"it holds no {words}, {having[0]} does")
 
 
 def _grid(folders: Iterable[str]) -> tuple[int, ...]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ckptguard.model import Absence
+from ckptguard.model import Absence, OptimizerState, Tensor
 
 RANK_FILES = "rank_files"
 PARTITIONS = "partitions"
 SAMPLES = "samples"
+RANK_PARTS = "rank_parts"
+REPLICAS = "replicas"
+PADDING = "padding"  # of tensors by id: stretches (start, numel) that are no one's, and may hold anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,51 @@ class Partition:
     align: int = 1
     equal: bool = False
     complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """What one rank's file holds of something that is cut over the ranks, so that no two ranks hold the same.
+
+    `what` names the whole, alike for all its ranks. `moments` are the first moments that move `weights` (where these are
+    no moments themselves), `second` the second ones.
+    """
+
+    what: str
+    rank: int
+    file: str
+    weights: tuple[Tensor, ...] = ()
+    moments: tuple[Tensor, ...] = ()
+    second: tuple[Tensor, ...] = ()
+
+
+def moments_of(optimizer: OptimizerState, key: str = "exp_avg") -> tuple[Tensor, ...]:
+    """One kind of moment of every parameter that has it."""
+    found = (state.values.get(key) for state in optimizer.states)
+    return tuple(v for v in found if isinstance(v, Tensor) and v.numel)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """A tensor that several ranks hold alike: each file's copy of it."""
+
+    name: str
+    copies: tuple[tuple[str, Tensor], ...]
+
+
+# What tensor-parallel ranks hold alike: norms, and the biases of layers whose rows are cut.
+REPLICATED = re.compile(
+    r"norm[\w.]*(weight|bias)$|(^|\.)(dense|dense_4h_to_h|linear_proj|linear_fc2)\.bias$", re.IGNORECASE
+)
+
+
+def replicas(held: Iterable[tuple[str, str, Tensor]]) -> tuple[Replicas, ...]:
+    """Of (name, file, tensor) those that are the same on every rank, where several files have one."""
+    copies: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, file, tensor in held:
+        if REPLICATED.search(name):
+            copies.setdefault(name, []).append((file, tensor))
+    return tuple(Replicas(name, tuple(found)) for name, found in copies.items() if len(found) > 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,13 @@ class MegatronBridge(LayoutBase):
         builder.add_counter(
             "train_state.consumed_train_samples", tree.get("consumed_train_samples"), TRAIN_STATE, "samples"
         )
+        if step is not None and builder.step is not None and step != builder.step:
+            builder.problem(
+                TRAIN_STATE,
+                "step-mismatch",
+                "step",
+                f"it is of step {step}, the common state of iteration {builder.step}",
+            )
         if step is not None:
             builder.step = step
         if RUN_CONFIG in files:

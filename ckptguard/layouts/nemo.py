@@ -31,20 +31,30 @@ class Nemo(LayoutBase):
 
     def claim(self, directory: Directory, resolve: Resolve) -> Sequence[Manifest]:
         weights, context = directory.dirs.get("weights"), directory.dirs.get("context")
-        if (
-            weights is None
-            or not is_torch_dist(weights)
-            or (context is None and not STEP.search(directory.name))
-        ):
+        named = STEP.search(directory.name)
+        if weights is None or not is_torch_dist(weights):
+            # Only a name of NeMo's own says that a folder without weights was to be a checkpoint.
+            if context is None or named is None or not SAMPLES.search(directory.name):
+                return ()
+            weights = None
+        elif context is None and named is None:
             return ()
         base = directory.path
-        files = torch_dist_files(weights, base)
+        files = torch_dist_files(weights, base) if weights else []
         for name, (role, format) in CONTEXT.items():
             entry = context.files.get(name) if context else None
             if entry is not None:
                 files.append(ManifestFile(f"context/{name}", entry, role, format))
         files += rest_of(directory, files, base)
-        absences = torch_dist_absences(weights, base)
+        absences = (
+            torch_dist_absences(weights, base)
+            if weights
+            else [
+                Absence(
+                    "missing-file", "weights", "there is a context/ and no weights/ with a checkpoint in it"
+                )
+            ]
+        )
         marked = directory.name + MARK in directory.beside
         if marked:
             absences.append(
@@ -69,6 +79,7 @@ class Nemo(LayoutBase):
                 else frozenset(),
                 absences=tuple(absences),
                 finished=not marked
+                and weights is not None
                 and CONFIG in weights.files
                 and is_committed(weights)
                 and not is_temporary(directory.name),

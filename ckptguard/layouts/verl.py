@@ -7,8 +7,8 @@ model, optimizer and extra state exist follows `save_contents`, so that a whole 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptguard.formats.text import as_object
@@ -16,7 +16,7 @@ from ckptguard.layouts._base import LayoutBase, is_temporary, locate, rest_of, s
 from ckptguard.layouts._dtensor import Placed, localised, untiled
 from ckptguard.layouts._hf import weight_files
 from ckptguard.layouts._nested import NESTED, add_nested, nested_absences, nested_files
-from ckptguard.layouts._ranks import absent_ranks
+from ckptguard.layouts._ranks import RANK_PARTS, RankPart, absent_ranks, moments_of
 from ckptguard.layouts._state import Builder, integer, is_optimizer, items
 from ckptguard.model import (
     Absence,
@@ -81,12 +81,14 @@ class Verl(LayoutBase):
         builder = Builder(manifest)
         add_nested(builder, manifest, files)
         parts: dict[str, dict[int, Placed]] = defaultdict(dict)
+        cut: set[int] = set()
         for file in manifest.files:
             match = KIND.match(file.name.rpartition("/")[2])
             if match:
                 found: dict[int, Placed] = {}
                 tree = localised(_tree(files, file.name), found)
                 _add_rank(builder, file, match["kind"], tree, found, parts)
+                cut |= {key for key, part in found.items() if part.copies == 1 and part.ranks > 1}
                 builder.topology.setdefault("world_size", int(match["world"]))
             elif file.role is Role.DATALOADER and (loader := items(_tree(files, file.name))):
                 builder.add_loader(dict(loader), file.name)
@@ -95,6 +97,7 @@ class Verl(LayoutBase):
             if why:
                 file_name, _, tensor = name.partition(":")
                 builder.problem(file_name, "shape-mismatch", tensor, f"{tensor}: {why}")
+        _add_parts(builder, manifest, cut)
         # One training step makes as many optimizer steps as it has mini-batches and epochs over them.
         builder.attributes["free_steps"] = True
         builder.step = manifest.step
@@ -211,6 +214,46 @@ def _add_rank(
             )
         if isinstance(extra.get("rng"), dict):
             builder.add_rng({str(k): v for k, v in extra["rng"].items()}, file.name, rank)
+
+
+def _add_parts(builder: Builder, manifest: Manifest, cut: Collection[int]) -> None:
+    """Record what is each rank's own: the local parts of tensors that are cut over all ranks."""
+    held: dict[str, list[Tensor]] = defaultdict(list)
+    for tensor in builder.model.values():
+        if id(tensor) in cut and tensor.numel:
+            held[builder.subjects[id(tensor)].partition(":")[0]].append(tensor)
+    moved = {o.subject: o for o in builder.optimizers}
+    parts = list[RankPart]()
+    for file in manifest.files:
+        match = KIND.match(file.name.rpartition("/")[2])
+        if match is None or match["kind"] == "extra_state":
+            continue
+        folder, rank = file.name.rpartition("/")[0], int(match["rank"])
+        optimizer = moved.get(re.sub(r"(^|/)model_world", r"\1optim_world", file.name))
+        first, second = (
+            tuple(t for t in moments_of(optimizer, key) if id(t) in cut) if optimizer else ()
+            for key in ("exp_avg", "exp_avg_sq")
+        )
+        if match["kind"] == "model":
+            what = f"the {folder or 'model'} weights"
+            parts.append(RankPart(what, rank, file.name, tuple(held[file.name]), first))
+            if optimizer is not None and (strange := _strange(held[file.name], first)):
+                builder.problem(
+                    optimizer.subject, "shape-mismatch", "", f"{strange}, which {file.name} has not"
+                )
+        else:
+            what = f"the {folder or 'model'} optimizer state"
+            parts.append(RankPart(what, rank, file.name, (), first, second))
+    builder.attributes[RANK_PARTS] = tuple(parts)
+
+
+def _strange(weights: Iterable[Tensor], moments: Iterable[Tensor]) -> str:
+    """A shape that a rank's moments have and its weights have not, or not so often; "" where there is none."""
+    there = Counter(t.shape for t in weights)
+    for shape, count in Counter(t.shape for t in moments).items():
+        if count > there[shape]:
+            return f"{count} moments have the shape {list(shape)}"
+    return ""
 
 
 def _tree(files: Mapping[str, FileFacts], name: str) -> Any:

@@ -17,7 +17,7 @@ from ckptguard.megatron_integrity import write_integrity
 from ckptguard.model import Evidence, Resume, RunReport, Severity, Verdict
 from ckptguard.registry import layout_named
 from ckptguard.storage.local import LocalStore
-from ckptguard.testing_damage import drop, empty, flip
+from ckptguard.testing_damage import drop, empty, flip, resave, swap
 
 pytestmark = pytest.mark.megatron
 Look = Callable[..., RunReport]
@@ -103,7 +103,36 @@ def older_shard(folder: Path) -> None:
     shutil.copyfile(folder.parent / "iter_0000002" / "__1_1.distcp", folder / "__1_1.distcp")
 
 
+def ranks_file(folder: Path, rank: int) -> Path:
+    return folder / f"mp_rank_{rank:02d}" / "model_optim_rng.pt"
+
+
+def change_rank(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """What only the second tensor-parallel rank's file says."""
+    resave(ranks_file(folder, 1), lambda state: change(state) and None)
+
+
+def drifted(share: float) -> Callable[[Path], None]:
+    """A norm that differs between the ranks, number by number, up and down."""
+
+    def change(state: dict[str, Any]) -> None:
+        norm = state["model"]["decoder.final_layernorm.weight"].data
+        norm[::2] *= 1 + share
+        norm[1::2] *= 1 - share
+
+    return lambda folder: change_rank(folder, change)
+
+
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], set[str], str]] = {
+    "the optimizer's groups gone": ("torch_dist", lambda f: change_common(f, lambda c: c.pop("optimizer")), {"missing-optimizer"}, "common.pt"),
+    "arguments gone": ("torch_dist", lambda f: change_common(f, lambda c: c.pop("args")), {"missing-trainer-state"}, "iter_0000004"),
+    "a step of the train state": ("bridge", lambda f: change_common(f, lambda c: c["step"].fill_(3), "train_state.pt"), {"step-mismatch"}, "train_state.pt"),
+    "one rank's file twice": ("legacy", lambda f: shutil.copyfile(ranks_file(f, 0), ranks_file(f, 1)), {"missing-rank"}, "mp_rank_01"),
+    "ranks that changed places": ("legacy", lambda f: swap(ranks_file(f, 0), ranks_file(f, 1)), {"topology-mismatch"}, "mp_rank_00"),
+    "a rank's rate": ("legacy", lambda f: change_rank(f, lambda s: s["optimizer"]["optimizer"]["param_groups"][0].update(lr=9.0)), {"rank-divergence"}, "mp_rank_01"),
+    "a norm that drifted apart": ("legacy", drifted(1e-2), {"rank-divergence"}, "mp_rank_01"),
+    "a rank without its optimizer": ("legacy", lambda f: change_rank(f, lambda s: s.pop("optimizer")), {"missing-rank"}, "mp_rank_01"),
+    "a rank without its generators": ("legacy", lambda f: change_rank(f, lambda s: s.pop("rng_state")), {"missing-rng"}, "mp_rank_01"),
     "common.pt gone": ("torch_dist", lambda f: drop(f / "common.pt"), {"missing-file"}, "common.pt"),
     "metadata.json gone": ("torch_dist", lambda f: drop(f / "metadata.json"), {"incomplete-save"}, "metadata.json"),
     "mark gone, new core": ("new-core", lambda f: drop(f / "metadata.json"), {"incomplete-save"}, "metadata.json"),
@@ -129,6 +158,12 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], set[str], str]] = {
 }  # fmt: skip
 
 
+def test_rounding_between_ranks_is_no_drift(megatron_runs: Path, copied: Copy, verdict: Judge) -> None:
+    run = copied(megatron_runs / "legacy")
+    drifted(1e-7)(run / "iter_0000004")
+    assert codes(verdict(run)) == set()
+
+
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_named_at_its_place(what: str, megatron_runs: Path, copied: Copy, verdict: Judge) -> None:
     name, damage, wanted, subject = DAMAGE[what]
@@ -150,6 +185,16 @@ def test_nemo_marks_and_names(megatron_runs: Path, copied: Copy, look: Look) -> 
     (run / f"{newest.name}-unfinished").unlink()
     newest.rename(newest.with_name(newest.name.replace("consumed_samples=32.0", "consumed_samples=8.0")))
     assert "data-position-mismatch" in codes(look(run).checkpoints[-1])
+
+
+def test_a_nemo_folder_without_weights_is_no_checkpoint_to_overlook(
+    megatron_runs: Path, copied: Copy, look: Look
+) -> None:
+    run = copied(megatron_runs / "nemo")
+    shutil.rmtree(max(p for p in run.iterdir() if p.is_dir()) / "weights")
+    report = look(run)
+    assert [v.resume for v in report.checkpoints] == [Resume.EXACT, Resume.UNSAFE]
+    assert "missing-file" in codes(report.checkpoints[-1])
 
 
 def test_the_tracker_is_followed(megatron_runs: Path, copied: Copy, look: Look) -> None:

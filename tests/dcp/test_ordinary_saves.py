@@ -135,3 +135,18 @@ def test_a_last_save_in_another_type_is_an_export(
     assert loud(report) == []
     assert report.resume_from is not None
     assert report.resume_from.endswith("step-4")
+
+
+@pytest.mark.parametrize("lost", ["exp_avg_sq", "step", "all of it"])
+def test_a_parameter_that_lost_its_optimizer_state(tmp_path: Path, look: Look, lost: str) -> None:
+    def without(state: dict[str, Any], path: Path) -> None:
+        moments = state["optimizer"]["state"]
+        if state["step"] == 3 and lost == "all of it":
+            del moments["norm.bias"]
+        elif state["step"] == 3:
+            del moments["norm.bias"][lost]
+        plain(state, path)
+
+    report = look(run_of(tmp_path, without))
+    assert codes(report, "step-3") == {"missing-tensor"}
+    assert [v.resume for v in report.checkpoints] == [Resume.EXACT, Resume.EXACT, Resume.UNSAFE]

@@ -73,7 +73,44 @@ def add_rank_2(tag: Path) -> None:
         shutil.copy2(file, tag / file.name.replace("rank_1_", "rank_2_"))
 
 
+def partition(run: Path, rank: int = 1) -> Path:
+    return newest(run) / OPTIM_1.replace("rank_1", f"rank_{rank}")
+
+
+def change_state(run: Path, change: Callable[[dict], object], rank: int = 1) -> None:
+    """Change a stage-3 partition: its masters and the states of its groups."""
+    damage.resave(partition(run, rank), lambda s: change(s["optimizer_state_dict"]) and None)
+
+
+def from_older(key: str, run: Path) -> None:
+    """The masters, or the moments, of rank 1 as they were in the save before, the steps counted on."""
+    old = _load(run / "global_step4" / OPTIM_1)["optimizer_state_dict"]
+
+    def change(state: dict) -> None:
+        if key == "masters":
+            state["fp32_flat_groups"] = old["fp32_flat_groups"]
+            return
+        for mine, theirs in zip(_states(state), _states(old)):
+            mine.update(exp_avg=theirs["exp_avg"], exp_avg_sq=theirs["exp_avg_sq"])
+
+    change_state(run, change)
+
+
+def other_numbers(state: dict) -> None:
+    """Masters of another training: of the same size, and nowhere near."""
+    for flat in state["fp32_flat_groups"]:
+        flat.data += flat.data.flip(0).sign()
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], set[str]]] = {
+    "partitions that changed places": ("zero3-bf16", lambda r: damage.swap(partition(r, 0), partition(r, 1)), {"topology-mismatch"}),
+    "one partition under two names": ("zero3-bf16", lambda r: shutil.copy2(partition(r, 0), partition(r, 1)), {"missing-rank"}),
+    "a rank's masters of an older save": ("zero3-bf16", lambda r: from_older("masters", r), {"mixed-saves"}),
+    "a rank's moments of an older save": ("zero3-bf16", lambda r: from_older("moments", r), {"mixed-saves"}),
+    "a rank's masters of another training": ("zero3-bf16", lambda r: change_state(r, other_numbers), {"mixed-saves"}),
+    "a rank's masters never filled": ("zero3-bf16", lambda r: change_state(r, lambda s: [f.data.zero_() for f in s["fp32_flat_groups"]]), {"zero-weights"}),
+    "a rank's second moments zeroed": ("zero3-bf16", lambda r: change_state(r, lambda s: [v["exp_avg_sq"].zero_() for v in _states(s)]), {"invalid-optimizer"}),
+    "a rank's second moments lost": ("zero3-bf16", lambda r: change_state(r, lambda s: [v.pop("exp_avg_sq") for v in _states(s)]), {"missing-tensor"}),
     "a rank's partition is lost": ("zero3-bf16", lambda r: damage.drop(newest(r) / OPTIM_1), {"missing-rank"}),
     "a rank's stage-3 model file is lost": ("zero3-bf16", lambda r: damage.drop(newest(r) / "zero_pp_rank_1_mp_rank_00_model_states.pt"), {"missing-rank"}),
     "the model states are lost": ("zero2-epoch", lambda r: damage.drop(newest(r) / "mp_rank_00_model_states.pt"), {"missing-rank", "missing-model"}),
@@ -130,8 +167,38 @@ def _load(path: Path) -> dict:
     return torch.load(path, weights_only=False)
 
 
+def _states(inner: dict) -> list[dict]:
+    return list(inner["optimizer_state_dict"]["state"].values())
+
+
 def _shorten(groups: list) -> None:
     groups[-1] = groups[-1][:-1].clone()
+
+
+def test_padding_that_was_never_filled_may_hold_anything(
+    runs: Path, look: Callable, damaged: Callable
+) -> None:
+    """Of up.bias (11 numbers on two ranks) the last rank has five and room for six."""
+
+    def fill(place: int) -> Callable[[Path], object]:
+        def change(state: dict) -> None:
+            state["fp32_flat_groups"][-1].data[place] = float("nan")
+
+        return lambda run: change_state(run, change)
+
+    empty = _room(runs / "zero3-bf16")
+    assert look(damaged(runs / "zero3-bf16", fill(empty))).loud == []
+
+
+def _room(run: Path) -> int:
+    """Where the last group of rank 1 has room for the twelfth of eleven numbers."""
+    groups = _load(newest(run) / "zero_pp_rank_0_mp_rank_00_model_states.pt")["param_shapes"]
+    before = 0
+    for name, shape in groups[-1].items():
+        if name == "up.bias":
+            return before + shape.numel() // 2
+        before += (shape.numel() + 1) // 2
+    raise AssertionError("up.bias is in another group")
 
 
 def test_a_conversion_does_not_go_before_the_save_that_it_was_made_of(runs: Path, look: Callable) -> None:

@@ -99,12 +99,17 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], set[str], str]] = {
     ),
     "fewer batches than steps": (
         "epochs",
-        lambda r: damage.resave(
-            r / LAST, lambda s: s["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"].update(ready=9)
-        ),
+        lambda r: damage.resave(r / LAST, lambda s: _batches(s).update(ready=9)),
         {"step-mismatch"},
         "lossy",
     ),
+    "fewer batches completed than steps made": (
+        "epochs",
+        lambda r: damage.resave(r / LAST, lambda s: _batches(s).update(processed=10, completed=9)),
+        {"step-mismatch"},
+        "lossy",
+    ),
+    "the loops lost": ("epochs", lambda r: damage.resave(r / LAST, lambda s: s.pop("loops") and None), {"missing-trainer-state"}, "lossy"),
     "the schedule reset": ("plain", lambda r: damage.resave(r / LAST, lambda s: s["lr_schedulers"][0].update(_last_lr=[0.5])), {"lr-mismatch"}, "lossy"),
     "the scheduler lost": ("epochs", lambda r: damage.resave(r / LAST, lambda s: s.update(lr_schedulers=[])), {"missing-scheduler"}, "lossy"),
     "a sharded one without meta.pt": ("sharded", lambda r: damage.drop(r / LAST / "meta.pt"), {"incomplete-save"}, "unsafe"),
@@ -120,6 +125,10 @@ def test_damage_is_named(runs: Path, look: Callable, damaged: Callable, what: st
     assert all(set(one.split("|")) & seen.codes(LAST) for one in expected), seen.loud
     assert seen.resume(LAST) == resume
     assert seen.codes("epoch=1-step=16.ckpt") == set()
+
+
+def _batches(state: dict) -> dict:
+    return state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
 
 
 def _automatic(state: dict) -> dict:

@@ -49,6 +49,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], set[str], str]] = {
         {"mixed-saves", "missing-rank"},
         "unsafe",
     ),
+    "weights of one rank twice": (lambda c: shutil.copy2(c / "actor/model_world_size_2_rank_0.pt", c / "actor/model_world_size_2_rank_1.pt"), {"shape-mismatch", "topology-mismatch"}, "unsafe"),
+    "one rank's optimizer twice": (lambda c: shutil.copy2(c / "actor/optim_world_size_2_rank_0.pt", c / "actor/optim_world_size_2_rank_1.pt"), {"missing-rank", "shape-mismatch"}, "unsafe"),
+    "optimizers that changed places": (lambda c: damage.swap(c / "actor/optim_world_size_2_rank_0.pt", c / "actor/optim_world_size_2_rank_1.pt"), {"shape-mismatch"}, "unsafe"),
+    "weights that changed places": (lambda c: damage.swap(c / "actor/model_world_size_2_rank_0.pt", c / "actor/model_world_size_2_rank_1.pt"), {"topology-mismatch"}, "unsafe"),
+    "a rank's weights of an older save": (
+        lambda c: shutil.copy2(c.parent / "global_step_2/actor/model_world_size_2_rank_1.pt", c / "actor/model_world_size_2_rank_1.pt"),
+        {"mixed-saves"},
+        "unsafe",
+    ),
     "the optimizer of an older save": (
         lambda c: shutil.copy2(c.parent / "global_step_2/actor/optim_world_size_2_rank_1.pt", c / "actor/optim_world_size_2_rank_1.pt"),
         {"rank-divergence"},
