@@ -7,9 +7,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ckptguard.testing_postgres import PostgresServer
 from ckptguard.testing_s3 import SeaweedServer
+
+# How fast the machine is just now says nothing about the code.
+settings.register_profile("ckptguard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ckptguard")
 
 # --- a real S3 server ---------------------------------------------------------------------------------
 

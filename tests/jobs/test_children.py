@@ -40,6 +40,7 @@ def ask(child: Child, request: dict[str, Any], **more: Any) -> dict[str, Any]:
 def audit(target: Path, *deep: str) -> dict[str, Any]:
     return {
         "do": "audit", "target": str(target), "depth": "content", "grace": 0.0, "deep": list(deep), "known": {},
+        "over": [], "still": [],
     }  # fmt: skip
 
 

