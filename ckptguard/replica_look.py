@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -74,21 +74,25 @@ def compare_with_replica(
     only: Iterable[str] | None = None,
     jobs: int = 4,
     orphaned: float = ORPHANED,
+    told: Callable[[Sequence[CheckpointCopy]], None] = lambda copies: None,
 ) -> tuple[Finding, ...]:
     """Findings on the copy of every checkpoint of `source` in `replica`, file by file, pointers and uploads included.
 
     `only` limits the look to these checkpoints (keys of the source). At `content` every file is proven by the replica's
-    own checksums, or read on both sides; above it the checksums are compared that both sides state. Raises StoreError
-    when a side cannot be listed; a file that cannot be compared is named as unproven.
+    own checksums, or read on both sides; above it the checksums are compared that both sides state. `told` gets how far
+    each copy is: that nothing was found is no proof. Raises StoreError when a side cannot be listed; a file that cannot be compared is named as unproven.
     """
     here, there = list_tree(source), list_tree(replica)
+    # At once: what a pointer says later may not be listed yet.
+    pointers = there.pointers()
     uploads = list(replica.uploads()) if isinstance(replica, Keeping) else []
     copies = compare_copies(here, there, uploads, depth=depth, now=now, only=only, jobs=jobs)
+    told(copies)
     complete = {m.path: True for m in there.checkpoints} | {c.path: c.complete for c in copies}
     return (
         *copy_findings(copies, replica.url, now, grace, here=source.url),
         *upload_findings(uploads, now, orphaned),
-        *pointer_findings(there.pointers(), complete, replica.url, now, grace),
+        *pointer_findings(pointers, complete, replica.url, now, grace),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ckptguard.checking import silence
@@ -10,13 +10,26 @@ from ckptguard.inspect import Options
 from ckptguard.model import Finding, RunReport
 from ckptguard.places import join
 from ckptguard.replica_look import compare_with_replica, list_tree, store_findings
+from ckptguard.replicas import CheckpointCopy
 from ckptguard.storage.opening import open_store, split_target
+
+Told = Callable[[str, Sequence[CheckpointCopy]], None]
+
+
+def nobody(_where: str, _copies: Sequence[CheckpointCopy]) -> None:
+    """For whoever wants the findings only."""
 
 
 def with_stores(
-    target: str, reports: Sequence[RunReport], options: Options, replica: str | None = None
+    target: str,
+    reports: Sequence[RunReport],
+    options: Options,
+    replica: str | None = None,
+    told: Told = nobody,
 ) -> tuple[RunReport, ...]:
     """The reports with the findings on their store (orphaned uploads, rules), and, where one is named, on their replica.
+
+    `told` gets where each copy lies and how far it is.
 
     For a target with several runs the replica has the same folders. Raises TargetNotFound, StoreError: a replica that
     cannot be looked at is no good replica.
@@ -26,14 +39,16 @@ def with_stores(
             r,
             findings=(
                 *r.findings,
-                *(silence(f, options.silenced) for f in _findings(target, r, options, replica)),
+                *(silence(f, options.silenced) for f in _findings(target, r, options, replica, told)),
             ),
         )
         for r in reports
     )
 
 
-def _findings(target: str, report: RunReport, options: Options, replica: str | None) -> tuple[Finding, ...]:
+def _findings(
+    target: str, report: RunReport, options: Options, replica: str | None, told: Told
+) -> tuple[Finding, ...]:
     now = options.now()
     store = open_store(report.root, max_rate=options.max_rate)
     safe = sum(v.resume.safe for v in report.checkpoints)
@@ -50,6 +65,7 @@ def _findings(target: str, report: RunReport, options: Options, replica: str | N
         grace=options.grace,
         only=[_key(report, v.path) for v in report.checkpoints],
         jobs=options.jobs or 4,
+        told=lambda copies: told(copy.url, copies),
     )
     # What the comparison said of an upload is not said twice.
     more = store_findings(copy, newest, safe=2, now=now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from shlex import quote
 
 from ckptguard import units
 from ckptguard.codes import finding
@@ -106,6 +107,19 @@ def file_copy(
     return FileCopy(name, source.size, CopyState.DIFFERENT, why)
 
 
+def in_words(copy: CheckpointCopy) -> str:
+    """How far the copy of a checkpoint is: how many files are proven and by what, and how many are not."""
+    counts = {state: len(copy.of(state)) for state in CopyState}
+    ways = ", ".join(sorted({f.why for f in copy.of(CopyState.PROVEN) if f.why}))
+    parts = [
+        f"{count} {state}" + (f" by {ways}" if state is CopyState.PROVEN and ways else "")
+        for state, count in counts.items()
+        if count
+    ]
+    total = f"{len(copy.files)} files" if len(copy.files) != 1 else "1 file"
+    return f"{total}: {'; '.join(reversed(parts))}"
+
+
 # --- findings -----------------------------------------------------------------------------------------
 
 
@@ -127,7 +141,7 @@ def copy_findings(
                 "upload-incomplete",
                 copy.path,
                 f"{len(missing)} of {len(copy.files)} files are not whole on {replica}: {_names(missing)}",
-                f"ckptguard replicate {path} {replica}",
+                f"ckptguard replicate {quote(path)} {quote(replica)}",
                 severity=Severity.INFO if young else None,
             )
         wrong = copy.of(CopyState.DIFFERENT)
@@ -136,7 +150,7 @@ def copy_findings(
                 "replica-mismatch",
                 copy.path,
                 f"{len(wrong)} files differ between here and {replica}: {_names(wrong)}",
-                f"audit both sides, then: ckptguard repair {path} --from {replica}",
+                f"audit both sides, then: ckptguard repair {quote(path)} --from {quote(replica)}",
             )
         hidden = copy.of(CopyState.DELETED)
         if hidden:
@@ -158,7 +172,7 @@ def copy_findings(
 
 def _not_there(copy: CheckpointCopy, path: str, replica: str, now: float, late: bool) -> Finding:
     """An older checkpoint may have been pruned from the replica; a newer one should be there by now."""
-    hint = f"ckptguard replicate {path} {replica}"
+    hint = f"ckptguard replicate {quote(path)} {quote(replica)}"
     if late:
         age = units.duration(now - copy.modified)
         return finding("upload-lag", copy.path, f"saved {age} ago and still not on {replica}", hint)
@@ -212,7 +226,7 @@ def pointer_findings(
                 "early-pointer",
                 subject,
                 f"names {pointer.resolved}, which is not complete on {where}",
-                f"ckptguard replicate {pointer.resolved} {where}",
+                f"ckptguard replicate {quote(pointer.resolved)} {quote(where)}",
                 severity=severity,
             )
 
@@ -246,7 +260,7 @@ def retention_findings(
             path,
             f"the lifecycle rule {rule.name!r} of {where} deletes {last} "
             + (f"in {units.duration(left)} (first {key})" if left > 0 else f"any time now ({key})"),
-            f"ckptguard replicate {path} elsewhere, or change the rule",
+            f"ckptguard replicate {quote(join(where, path))} elsewhere, or change the rule",
             severity=None if left < horizon else Severity.INFO,
         )
     for question in retention.unknown:

@@ -26,6 +26,13 @@ from ckptguard.jobs.space import room
 from ckptguard.model import Evidence, Finding, Resume, Severity
 from ckptguard.units import duration
 
+NEXT = {
+    "nonfinite-loss": "stop the training before it saves more of this; resume by ckptguard preflight RUN",
+    "rank-lost": "look at the node of that rank; if the job has to start again: ckptguard preflight RUN",
+    "no-progress": "look at the training's own output; resume by ckptguard preflight RUN",
+}
+"""What to do about what the log gives away."""
+
 
 def assess(context: Context, connection: Connection, run_id: int) -> int:
     """Look at one run as the catalog knows it now. Returns how many messages were put into the outbox."""
@@ -260,7 +267,7 @@ def _of_anomaly(run: dict[str, Any], one: dict[str, Any]) -> Trouble:
         severity=Severity(one["severity"]),
         title=f"{one['code']}: {run['name']} at step {one['first_step']}",
         message=one["evidence"],
-        hint=f"ckptguard diagnose {run['target']}",
+        hint=meant(NEXT.get(one["code"], "resume by ckptguard preflight RUN"), run["target"], None),
         since=one["first_seen"],
     )
 

@@ -205,6 +205,10 @@ def _unanswered(error: Exception, where: str) -> CkptguardError:
     for kinds, make in table:
         if isinstance(error, kinds):
             return make()
+    if isinstance(error, ValueError) and "endpoint" in str(error).lower():
+        return StoreError(
+            f"{where}: {scrub(str(error))}", "the endpoint is a URL: AWS_ENDPOINT_URL_S3=https://HOST"
+        )
     return StoreError(f"{where}: {type(error).__name__}: {scrub(str(error))}", "repeat; check the network")
 
 

@@ -27,6 +27,7 @@ class NoSafe:
                 "no-safe-checkpoint",
                 subject.root.path or ".",
                 f"none of the {len(subject.verdicts)} checkpoints here is safe to resume from",
+                "save again now, if the training runs; look for a copy: ckptguard repair CHECKPOINT --from REPLICA",
             )
 
 

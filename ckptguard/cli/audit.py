@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -77,6 +78,7 @@ def audit(
         from ckptguard.inspect import audit
         from ckptguard.model import RunReport, Severity
         from ckptguard.replica_report import with_stores
+        from ckptguard.replicas import CheckpointCopy, in_words
         from ckptguard.report.document import reports_document
         from ckptguard.report.table import print_report
         from ckptguard.verdicts import record as keep
@@ -95,18 +97,25 @@ def audit(
             quiet=quiet,
         )
         reports: list[RunReport] = []
+        copies: list[str] = []
+
+        def told(where: str, there: Sequence[CheckpointCopy]) -> None:
+            copies.extend(f"copy at {where}: {copy.path or 'it'}: {in_words(copy)}" for copy in there)
+
         for target in targets:
             began = time.time()
             with progress(target, quiet=quiet) as show, hard_limit(options, json):
                 found = audit(target, options, show)
             for report in found if record else ():
                 keep(target, report.checkpoints, report.root, began)
-            reports += with_stores(target, found, options, replica)
+            reports += with_stores(target, found, options, replica, told)
         if json:
             emit_json(reports_document(tuple(reports)))
         elif not quiet:
             for report in reports:
                 print_report(report, sys.stdout, verbose=verbose)
+            for line in copies:
+                print(line)
         bad = any(v.resume in ("unsafe", "unknown") for r in reports for v in r.checkpoints)
         if strict:
             bad = bad or any(

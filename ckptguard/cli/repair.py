@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -69,7 +70,7 @@ def repair(
                 print(f"{checkpoint}: nothing to repair, compared by {done.plan.by}", file=sys.stdout)
             elif not done.applied:
                 print(
-                    f"a plan only; to do it: ckptguard repair {checkpoint} --from {replica} --apply",
+                    f"a plan only; to do it: ckptguard repair {quote(checkpoint)} --from {quote(replica)} --apply",
                     file=sys.stdout,
                 )
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -166,7 +167,14 @@ def _checkpoint(pages: APIRouter, state: State, show: Show) -> None:
             verdicts = history(c, id, 20)
             restores = queries.restores_page(c, checkpoint=id, limit=5).items
             rest: dict[str, Any] = {
-                "findings": queries.findings_page(c, checkpoint=id, limit=100).items,
+                "findings": [
+                    # Of one that is gone: what held until it went.
+                    f
+                    for f in queries.findings_page(
+                        c, checkpoint=id, gone=found["gone_at"] is not None, limit=100
+                    ).items
+                    if f["gone_at"] is None or f["gone_at"] >= found["gone_at"]
+                ],
                 "files": queries.files_of(c, id),
                 "copies": queries.copies_of(c, id),
                 "events": queries.events_of(c, checkpoint=id, limit=40),
@@ -182,7 +190,7 @@ def _checkpoint(pages: APIRouter, state: State, show: Show) -> None:
             request,
             "checkpoint.html",
             row=row,
-            full=full_path(row["target"], row["path"]),
+            pasted=quote(full_path(row["target"], row["path"])),
             tone=tones.get(row["shown_resume"], ""),
             verdict=views.VERDICTS[row["shown_resume"]],
             proof=views.PROOFS[row["shown_evidence"]],

@@ -236,6 +236,27 @@ def test_the_log_tells_running_nan_and_a_lost_rank(
     until(lambda: (running.run()["work_at_risk"] or {})["steps"] == 21, 20, "steps since the proven one")
 
 
+def test_what_an_alert_says_to_do_can_be_done(
+    start: Start, run_folder: Path, small_saves: dict[int, bytes]
+) -> None:
+    """Commands that exist, with the run put in."""
+    from ckptguard.cli import build_app
+    from ckptguard.jobs.assess import NEXT
+
+    names = {command.name for command in build_app().registered_commands}
+    for hint in NEXT.values():
+        words = hint.partition("ckptguard ")[2].split()
+        assert words[0] in names and words[1] == "RUN", hint
+    write(run_folder, small_saves, 10)
+    (run_folder / ".ckptguard").mkdir()
+    row = {"attempt": 1, "step": 11, "loss": float("nan"), "time": time.time()}
+    (run_folder / ".ckptguard" / "steps-0.jsonl").write_text(json.dumps(row) + "\n")
+    running = start([run_folder])
+    until(running.sent, 30, "NaN is told")
+    alert = json.loads(running.alerts.read_text().splitlines()[0])
+    assert alert["hint"].endswith(f"resume by ckptguard preflight {run_folder}")
+
+
 def test_a_restart_goes_on_where_it_was(
     start: Start, run_folder: Path, small_saves: dict[int, bytes], tmp_path: Path
 ) -> None:

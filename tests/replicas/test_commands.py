@@ -173,6 +173,17 @@ def test_audit_preflight_and_their_options(
     assert (tmp_path / "fast/checkpoint-20/optimizer.pt").stat().st_size > 1000
 
 
+def test_a_copy_without_findings_is_said_to_be_proven_and_by_what(
+    ckptguard: Run, make_run: MakeRun, s3_bucket: str
+) -> None:
+    run = make_run()
+    assert ckptguard("replicate", run, s3_bucket).exit_code == 0
+    done = ckptguard("audit", run, "--replica", s3_bucket, "--depth", "structure")
+    assert f"copy at {s3_bucket}: checkpoint-30: 6 files: 6 unproven" in done.stdout
+    done = ckptguard("audit", run, "--replica", s3_bucket)
+    assert f"copy at {s3_bucket}: checkpoint-30: 6 files: 6 proven by CRC64NVME" in done.stdout
+
+
 def test_what_is_silenced_of_a_copy_is_information(
     ckptguard: Run, make_run: MakeRun, s3_bucket: str, s3_server: Any
 ) -> None:

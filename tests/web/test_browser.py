@@ -50,6 +50,14 @@ def test_the_open_page_sees_a_save_its_damage_and_its_healing(
         page.locator(".verdict.good").wait_for(timeout=20_000)
         page.goto(f"{service.url}/alerts")
         page.locator(".alert.resolved", has_text="crc-mismatch").wait_for(timeout=20_000)
+
+        # One that was broken when it was rotated away still says why.
+        (run_folder / "step_20.pt").write_bytes(damaged)
+        page.locator(".alert.firing", has_text="crc-mismatch").wait_for(timeout=20_000)
+        (run_folder / "step_20.pt").unlink()
+        page.goto(f"{service.url}/checkpoints/2")
+        page.get_by_text("What held when it went:").wait_for(timeout=20_000)
+        page.get_by_text("CRC-32").first.wait_for()
         assert wrong == []
 
 
