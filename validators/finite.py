@@ -70,10 +70,12 @@ def _count(tensor: Tensor) -> str:
 
 
 def _is_mask(name: str, tensor: Tensor) -> bool:
-    known = tensor.facts
-    if known is None or known.nan:
+    known, last = tensor.facts, name.rpartition(".")[2].lower()
+    if known is None or known.nan or "scale" in last:
         return False
-    return known.minimum == known.maximum or "mask" in name.rpartition(".")[2].lower()
+    # Nothing but infinity is no mask: a mask lets something through.
+    one_number = known.minimum == known.maximum and (known.minimum is not None or tensor.numel == 1)
+    return one_number or "mask" in last
 
 
 def _is_constant(subject: Subject, name: str, tensor: Tensor) -> bool:

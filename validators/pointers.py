@@ -26,10 +26,13 @@ class Pointers:
         verdicts = {f.path: v for f, v in zip(subject.facts, subject.verdicts)}
         for pointer in subject.pointers:
             if pointer.resolved is None:
+                says = "".join(c for c in pointer.names if c.isprintable())
                 yield finding(
                     "dangling-pointer",
                     pointer.entry.key,
-                    f"{pointer.entry.key} names {pointer.names}, which is not there",
+                    f"{pointer.entry.key} names {says}, which is not there"
+                    if says
+                    else f"{pointer.entry.key} is empty, or holds no name",
                 )
                 continue
             named = verdicts.get(pointer.resolved)
