@@ -32,7 +32,7 @@ def test_a_run_says_what_is_at_risk_in_the_contracts_words(client: httpx.Client)
     (run,) = get(client, "/api/v1/runs")["items"]
     assert run == get(client, f"/api/v1/runs/{run['id']}")
     assert set(run["work_at_risk"]) == {"steps", "seconds", "gpu_hours", "newest_safe", "evidence"}
-    assert run["work_at_risk"]["steps"] == 5
+    assert run["work_at_risk"]["steps"] == 10
     assert run["work_at_risk"]["newest_safe"].endswith("/step_20.pt")
     assert run["resume_from"] == run["newest_safe"]
     assert run["checkpoints"] == {"exact": 2, "unsafe": 1}

@@ -43,7 +43,8 @@ def test_the_exposition_is_valid_and_keeps_the_conventions(families: dict) -> No
 def test_the_numbers_are_those_of_the_run(families: dict, served: ServeProcess) -> None:
     (run,) = served.get("/api/v1/runs")["items"]
     of = {"run": run["target"]}
-    assert value(families, "ckptguard_work_at_risk_steps", **of) == 5
+    # The log ends at 25, and a save of step 30 lies there: so far it came. The newest safe one is of step 20.
+    assert value(families, "ckptguard_work_at_risk_steps", **of) == 10
     assert value(families, "ckptguard_run_step", **of) == 25
     assert value(families, "ckptguard_checkpoints", resume="exact", **of) == 2
     assert value(families, "ckptguard_checkpoints", resume="unsafe", **of) == 1
