@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptguard.codes import finding
@@ -17,7 +17,8 @@ POSITIONS = (
 class DataPosition:
     """Whether the data loader stands where the step says it should.
 
-    Finds: positions that did not move with the steps since the checkpoint before.
+    Finds: positions that did not move with the steps since the checkpoint before, and single ranks that stand where they
+    stood in an earlier checkpoint.
     Why it matters: batches are trained on twice, or never; no curve shows it.
     Example: a loader state that was saved once at the start of the epoch and never again.
     What to do: resume from a checkpoint whose position fits, or set the position by hand.
@@ -33,6 +34,7 @@ class DataPosition:
         step, epoch = stated_step(facts), _epoch(facts)
         if step is None:
             return
+        yield from self._ranks(subject)
         for loader in facts.state.loaders:
             expected = self._expected(subject, loader, step, epoch)
             for name, (found, want) in expected.items():
@@ -44,6 +46,24 @@ class DataPosition:
                     f"{name} is {found} at step {step}; going by the run's other checkpoints it should be {want}",
                 )
                 break
+
+    @staticmethod
+    def _ranks(subject: Subject) -> Iterator[Finding]:
+        """Data-parallel ranks take a batch each a step; one that begins anew before the others had less to read."""
+        mine = strays(subject.facts.state.loaders)
+        step = stated_step(subject.facts) or 0
+        for sibling in comparable(subject) if mine else ():
+            earlier = (stated_step(sibling) or step) < step and not strays(sibling.state.loaders)
+            theirs = {x.rank: positions(x.values) for x in sibling.state.loaders} if earlier else {}
+            stale = [s for s in mine if theirs.get(s[0].rank) == positions(s[0].values)]
+            for loader, name, found, usual in stale:
+                yield finding(
+                    "data-position-mismatch",
+                    loader.subject,
+                    f"{name} of rank {loader.rank} is {found}, as in {sibling.path}; of the other ranks it is {usual}",
+                )
+            if stale:
+                return
 
     @staticmethod
     def _expected(
@@ -96,7 +116,23 @@ def _pace(
     )
     if len(pairs) < 2 or pairs[-1][0] == pairs[0][0]:
         return None
-    return (pairs[-1][1] - pairs[0][1]) / (pairs[-1][0] - pairs[0][0])
+    pace: float = (pairs[-1][1] - pairs[0][1]) / (pairs[-1][0] - pairs[0][0])
+    return pace
+
+
+def strays(loaders: Sequence[LoaderState]) -> list[tuple[LoaderState, str, int, int]]:
+    """(loader, counter, its value, the others') of every rank that is more than a batch away from where most ranks are."""
+    ranked = [(x, positions(x.values)) for x in loaders if x.rank is not None]
+    if len(ranked) < 2:
+        return []
+    found = []
+    for name in set.intersection(*(set(p) for _, p in ranked)):
+        if name.rpartition(".")[2] != "_num_yielded":
+            continue  # counts batches, whatever their size
+        values = [p[name] for _, p in ranked]
+        usual = max(values, key=lambda v: (values.count(v), v))
+        found += [(x, name, p[name], usual) for x, p in ranked if abs(p[name] - usual) > 1]
+    return found
 
 
 def positions(values: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, int]:

@@ -7,12 +7,14 @@ from ckptguard.model import CheckpointFacts, Counter, Evidence, Finding
 from ckptguard.ports import Subject
 from ckptguard.validators._base import comparable, stated_step
 
+GROWING = ("samples", "tokens")
+
 
 class SampleCounters:
     """Whether everything that counts samples stands at the same number.
 
-    Finds: a schedule, a data position or a name that has consumed another number of samples than the rest, and a schedule
-    whose samples per step differ from those of the run's other checkpoints.
+    Finds: a schedule, a data position or a name that has consumed another number of samples than the rest, a schedule
+    whose samples per step differ from those of the run's other checkpoints, and counters that went back.
     Why it matters: Megatron's schedule and its data position both start from such a counter; a wrong one gives a wrong
     learning rate, or data that is read again.
     Example: a common.pt taken from the checkpoint before.
@@ -42,6 +44,22 @@ class SampleCounters:
             )
         if not odd:
             yield from self._pace(facts, siblings)
+        yield from self._back(subject, siblings)
+
+    @staticmethod
+    def _back(subject: Subject, siblings: list[CheckpointFacts]) -> Iterator[Finding]:
+        """What only ever grows, and is no further than in a checkpoint of fewer steps."""
+        facts, before = subject.facts, subject.previous
+        if before is None or before not in siblings:
+            return
+        then = {c.name: c.value for c in before.state.counters if c.unit in GROWING}
+        for counter in facts.state.counters:
+            if counter.unit in GROWING and counter.value <= then.get(counter.name, -1):
+                yield finding(
+                    "data-position-mismatch",
+                    counter.subject,
+                    f"{counter.name} is {counter.value} at step {stated_step(facts)}, in {before.path} it is {then[counter.name]} at step {stated_step(before)}",
+                )
 
     @staticmethod
     def _explained(

@@ -79,7 +79,7 @@ class WeightHistory:
             and _is_sound(two, pair[1])
         ]
         if elsewhere:
-            return any(not _equal(pair) for pair in elsewhere)
+            return any(_differs(pair) for pair in elsewhere)
         return _only_parameters(subject.facts)
 
 
@@ -108,6 +108,15 @@ def _explained(
 def _equal(pair: tuple[Tensor, Tensor]) -> bool:
     a, b = pair[0].facts, pair[1].facts
     return a is not None and b is not None and a.digest == b.digest
+
+
+def _differs(pair: tuple[Tensor, Tensor]) -> bool:
+    """Whether numbers differ: a tensor that other ranks cut into other chunks has another digest and the same numbers."""
+    a, b = pair[0].facts, pair[1].facts
+    if a is None or b is None or a.digest == b.digest:
+        return False
+    same_ends = (a.minimum, a.maximum) == (b.minimum, b.maximum)
+    return not (same_ends and math.isclose(a.norm or 0.0, b.norm or 0.0, rel_tol=1e-6))
 
 
 def _would_show(tensor: Tensor, rate: float | None) -> bool:

@@ -76,6 +76,11 @@ def _is_titans(tree: Mapping[Any, Any]) -> bool:
 def _finish(builder: Builder, content: Content, loaders: Any) -> None:
     builder.gaps = ("rng",)
     builder.components["rng"] = None
+    for counter in [c for c in builder.counters if c.name == "train_state.step"][:1]:
+        seen = content.tensors.get(
+            "train_state.ntokens_seen", content.objects.get("train_state.ntokens_seen")
+        )
+        builder.add_counter("train_state.ntokens_seen", seen, counter.subject, "tokens")
     if isinstance(loaders, dict):
         for key, value in loaders.items():
             rank = LOADER.match(str(key))

@@ -14,7 +14,7 @@ from ckptguard.model.words import Evidence
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A step that some part of the checkpoint states. `unit`: step, epoch, micro-batch, save, samples, unknown."""
+    """A step that some part of the checkpoint states. `unit`: step, epoch, micro-batch, save, samples, tokens, unknown."""
 
     name: str
     value: int

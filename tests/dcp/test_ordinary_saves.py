@@ -150,3 +150,32 @@ def test_a_parameter_that_lost_its_optimizer_state(tmp_path: Path, look: Look, l
     report = look(run_of(tmp_path, without))
     assert codes(report, "step-3") == {"missing-tensor"}
     assert [v.resume for v in report.checkpoints] == [Resume.EXACT, Resume.EXACT, Resume.UNSAFE]
+
+
+def edited(run: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+    """Change the last of torchtitan's full saves, the one before it at hand, and save it again with DCP."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    trees = []
+    for step in (2, 4):
+        dcp_to_torch_save(run / "checkpoint" / f"step-{step}", run.parent / "whole.pt")
+        trees.append(torch.load(run.parent / "whole.pt", weights_only=False))
+    change(trees[1], trees[0])
+    shutil.rmtree(run / "checkpoint" / "step-4")
+    dcp.save(trees[1], checkpoint_id=run / "checkpoint" / "step-4")
+
+
+def test_a_rank_that_stands_where_it_stood_before(titan_run: Path, copied: Copy, look: Look) -> None:
+    run = copied(titan_run)
+    edited(run, lambda now, then: None)
+    assert codes(look(run), "step-4") == set()
+    key = "dp_rank_1"
+    edited(run, lambda now, then: now["dataloader"].update({key: then["dataloader"][key]}))
+    assert codes(look(run), "step-4") == {"data-position-mismatch"}
+
+
+def test_tokens_that_went_back(titan_run: Path, copied: Copy, look: Look) -> None:
+    run = copied(titan_run)
+    edited(run, lambda now, then: now["train_state"].update(ntokens_seen=1))
+    assert codes(look(run), "step-4") == {"data-position-mismatch"}
