@@ -190,7 +190,7 @@ def _checkpoint(pages: APIRouter, state: State, show: Show) -> None:
             request,
             "checkpoint.html",
             row=row,
-            pasted=quote(full_path(row["target"], row["path"])),
+            pasted=quote(full_path(row["target"], row["path"]) or row["target"]),
             tone=tones.get(row["shown_resume"], ""),
             verdict=views.VERDICTS[row["shown_resume"]],
             proof=views.PROOFS[row["shown_evidence"]],
