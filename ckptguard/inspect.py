@@ -10,9 +10,10 @@ from ckptguard.errors import KeyNotFound, NothingRecognised, TargetNotFound, Tim
 from ckptguard.facts import Progress, Reader
 from ckptguard.judge import is_copy, natural, newest_first, resume_from
 from ckptguard.look import Look, find_pointers, split_leftovers
-from ckptguard.model import CheckpointFacts, Effect, Evidence, Manifest, Resume, RunReport, Verdict
+from ckptguard.model import CheckpointFacts, Effect, Evidence, Finding, Manifest, Resume, RunReport, Verdict
 from ckptguard.ports import Store
 from ckptguard.targets import Opened, Options, open_target
+from ckptguard.unmoved import unmoved_weights
 
 __all__ = [
     "Decision",
@@ -104,14 +105,20 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
         facts = look.read_enough(manifest)
         if facts is None:
             continue
-        verdict, siblings = look.verdict(facts, [facts]), []
-        if verdict.resume is Resume.EXACT:
-            # What only the checkpoint before has (a scaler, averages, other names) was lost since.
-            verdict = look.verdict(facts, [facts, *_sound_before(look, order, manifest)])
+        verdict = look.verdict(facts, [facts])
+        siblings: list[CheckpointFacts] = []
+        unmoved: list[Finding] = []
+        if verdict.resume.safe:
+            before = _sound_before(look, order, manifest)
+            # Weights that are those of the checkpoint before did not train.
+            unmoved = [f for b in before for f in unmoved_weights(look.subject(facts, [facts, b]), b)]
+            if verdict.resume is Resume.EXACT:
+                # What only the checkpoint before has (a scaler, averages, other names) was lost since.
+                verdict = look.verdict(facts, [facts, *before], unmoved)
         if verdict.resume is Resume.LOSSY:
             # Alone, a checkpoint cannot tell what it lost from what its run never saves.
             siblings = [s for m in order if (s := look.read(m, Evidence.STRUCTURE)) is not None]
-            verdict = look.verdict(facts, siblings)
+            verdict = look.verdict(facts, siblings, unmoved)
         pairs.append((facts, verdict))
         if (
             verdict.resume is Resume.UNKNOWN

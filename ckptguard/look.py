@@ -196,20 +196,20 @@ class Look:
 
     # --- judging ------------------------------------------------------------------------------------
 
-    def verdict(self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Verdict:
-        """Judge one checkpoint among its siblings. Judged oldest first, none is compared with one found unsafe."""
-        grace = self.grace(facts.manifest)
-        subject = Subject(
-            facts,
-            tuple(siblings),
-            self.log,
-            self.now,
-            grace,
-            self.opened.store,
-            self.options.plan,
+    def subject(self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts]) -> Subject:
+        """What the checks look at."""
+        return Subject(
+            facts, tuple(siblings), self.log, self.now, self.grace(facts.manifest), self.opened.store, self.options.plan,
             frozenset(self._unsafe),
-        )
-        findings, coverage = run_checkpoint_checks(subject)
+        )  # fmt: skip
+
+    def verdict(
+        self, facts: CheckpointFacts, siblings: Sequence[CheckpointFacts], more: Sequence[Finding] = ()
+    ) -> Verdict:
+        """Judge one among its siblings. Judged oldest first, none is compared with one found unsafe. `more` was found before."""
+        grace = self.grace(facts.manifest)
+        findings, coverage = run_checkpoint_checks(self.subject(facts, siblings))
+        findings = [*findings, *more]
         earlier = self.recorded(facts.manifest) if facts.evidence < self.options.depth else None
         fresh = judge(
             facts,

@@ -40,7 +40,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("megatron_integrity",),
     ("validators+",),
     ("registry", "discover"),
-    ("checking", "targets"),
+    ("checking", "targets", "unmoved"),
     ("look",),
     ("inspect",),
     ("sealing", "quarantine"),
