@@ -106,6 +106,8 @@ class Reader:
                 "",
                 f"it is no regular file{': ' + file.entry.target if file.entry.target else ''}, so it was not opened",
             )
+        if file.entry.kind == "link" and file.entry.resolved is None:
+            return Problem("missing-file", "", f"it is a link to {file.entry.target}, which is not there")
         if file.entry.size == 0 and file.format not in ("opaque", "text", "dcp-shard"):
             return Problem(
                 "empty-file", "", "0 bytes: the save was interrupted, or the disk lost power before it wrote"

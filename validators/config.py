@@ -13,6 +13,20 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.weight$")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+DECODERS = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "olmo",
+    "olmo2",
+    "starcoder2",
+    "stablelm",
+    "smollm3",
+)
+ENCODERS = ("bert", "roberta", "electra")
 INDIFFERENT = frozenset(
     {
         "transformers_version",
@@ -31,7 +45,8 @@ INDIFFERENT = frozenset(
 class Config:
     """Whether config.json fits the weights, and the other checkpoints of the run.
 
-    Finds: another hidden size, vocabulary or number of layers than the weights have; a setting that changed within the
+    Finds: another hidden size, vocabulary, number of layers, width of the feed-forward matrices or of the keys, or number
+    of positions than the weights have; a setting that changed within the
     run; an output head or embedding that is neither stored nor tied.
     Why it matters: a changed normalisation constant or position base loads without a word and shifts every activation.
     Example: a config.json that was edited for an export and copied back.
@@ -95,6 +110,7 @@ class Config:
                     f"the config says a hidden size of {hidden}, the embedding has {width} columns",
                 )
         yield from _tied(where, config, model, embedding)
+        yield from _widths(where, config, model)
 
     @staticmethod
     def _siblings(subject: Subject, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -143,6 +159,54 @@ def _tied(
             where,
             "the output head is not tied to the embedding, and it is not in the weights",
         )
+
+
+def _widths(where: str, config: Mapping[str, Any], model: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Widths that the config of a plain decoder or encoder states, against the matrices that have them."""
+    family = config.get("model_type")
+    if family not in (*DECODERS, *ENCODERS, "gpt2"):
+        return
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    # What a config leaves out is its family's default, which is known here for few.
+    groups = config.get("num_key_value_heads", heads if family == "llama" else None)
+    size = config.get("head_dim")
+    if (
+        size is None
+        and family in ("llama", "mistral", "qwen2")
+        and isinstance(heads, int)
+        and isinstance(hidden, int)
+        and heads
+        and not hidden % heads
+    ):
+        size = hidden // heads
+    keys = groups * size if isinstance(groups, int) and isinstance(size, int) else None
+    stated: list[tuple[str, object, str]] = []
+    if family in DECODERS:
+        stated += [
+            ("an intermediate size", config.get("intermediate_size"), r"\.mlp\.up_proj\.weight$"),
+            (f"{groups} key heads of {size}, so a width", keys, r"\.self_attn\.k_proj\.weight$"),
+        ]
+    elif family in ENCODERS:
+        stated += [
+            ("an intermediate size", config.get("intermediate_size"), r"\.intermediate\.dense\.weight$"),
+            (
+                "a number of positions",
+                config.get("max_position_embeddings"),
+                r"\.position_embeddings\.weight$",
+            ),
+        ]
+    else:
+        stated.append(("a number of positions", config.get("n_positions"), r"(?:^|\.)wpe\.weight$"))
+    for what, number, pattern in stated:
+        rows = {
+            t.shape[0]
+            for n, t in model.items()
+            if re.search(pattern, n) and len(t.shape) == 2 and t.dtype.startswith(("float", "bfloat"))
+        }
+        if len(rows) == 1 and isinstance(number, int) and number not in rows:
+            yield finding(
+                "config-mismatch", where, f"the config says {what} of {number}, the weights have {min(rows)}"
+            )
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -32,6 +32,9 @@ class Containers:
         "unindexed-tensor",
         "duplicate-tensor",
         "incomplete-save",
+        "missing-optimizer",
+        "missing-scheduler",
+        "missing-rng",
     )
 
     def run(self, subject: Subject) -> Iterator[Finding]:

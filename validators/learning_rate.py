@@ -28,6 +28,7 @@ class LearningRate:
         siblings = comparable(subject)
         if not facts.state.lr_multiplies:
             yield from self._scheduler(facts, siblings)
+            yield from self._base(subject, siblings)
         yield from self._log(subject, siblings)
 
     @staticmethod
@@ -45,6 +46,22 @@ class LearningRate:
                     f"parameter group {group} has the learning rate {a:.6g}, its scheduler says {b:.6g}",
                 )
                 break
+
+    @staticmethod
+    def _base(subject: Subject, siblings: Sequence[CheckpointFacts]) -> Iterator[Finding]:
+        """The rates that a schedule is a multiple of: they are those that the optimizer began with, and stay so."""
+        facts, before = subject.facts, subject.previous
+        if before is None or before not in siblings:
+            return
+        for place, (now, then) in enumerate(zip(facts.state.schedulers, before.state.schedulers)):
+            mine, theirs = _bases(now.values), _bases(then.values)
+            began, earlier = _began(facts, place), _began(before, place)
+            if mine != theirs and len(mine) == len(theirs) and began == earlier == theirs:
+                yield finding(
+                    "lr-mismatch",
+                    now.subject,
+                    f"the schedule goes out from {mine[0]:.6g}, the optimizer began with {began[0]:.6g}, as it does in {before.path}: the rate jumps at the next step",
+                )
 
     @staticmethod
     def _log(subject: Subject, siblings: Sequence[CheckpointFacts]) -> Iterator[Finding]:
@@ -71,6 +88,21 @@ def _group_rates(facts: CheckpointFacts, place: int) -> list[float]:
 def _planned(values: object) -> list[float]:
     last = values.get("_last_lr") if isinstance(values, dict) else None
     return [rate for v in last if (rate := number(v)) is not None] if isinstance(last, list | tuple) else []
+
+
+def _bases(values: object) -> list[float]:
+    bases = values.get("base_lrs") if isinstance(values, dict) else None
+    return [rate for v in bases if (rate := number(v)) is not None] if isinstance(bases, list | tuple) else []
+
+
+def _began(facts: CheckpointFacts, place: int) -> list[float]:
+    """The rates from which an optimizer's groups started, where it is the one of this scheduler."""
+    optimizers = facts.state.optimizers
+    if len(optimizers) != len(facts.state.schedulers):
+        return []
+    return [
+        rate for g in optimizers[place].groups if (rate := number(g.options.get("initial_lr"))) is not None
+    ]
 
 
 def _pairs(facts: CheckpointFacts) -> list[tuple[list[float], list[float]]]:

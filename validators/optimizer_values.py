@@ -49,11 +49,11 @@ class OptimizerValues:
 
     def run(self, subject: Subject) -> Iterator[Finding]:
         facts = subject.facts
-        for optimizer in facts.state.optimizers:
+        for place, optimizer in enumerate(facts.state.optimizers):
             yield from self._values(facts, optimizer)
             yield from self._vanished(facts, optimizer)
             yield from self._steps(facts, optimizer)
-            yield from self._empty(facts, optimizer)
+            yield from self._empty(subject, optimizer, place)
 
     @staticmethod
     def _values(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
@@ -108,7 +108,8 @@ class OptimizerValues:
                 )
 
     @staticmethod
-    def _empty(facts: CheckpointFacts, optimizer: OptimizerState) -> Iterator[Finding]:
+    def _empty(subject: Subject, optimizer: OptimizerState, place: int) -> Iterator[Finding]:
+        facts = subject.facts
         step = stated_step(facts)
         if (
             optimizer.states
@@ -118,6 +119,11 @@ class OptimizerValues:
             or step == facts.state.skipped_steps  # a loss scaler that has not found its scale yet
         ):
             return
+        before = subject.previous.state.optimizers if subject.previous is not None else ()
+        if any(o.states for o in facts.state.optimizers) and not any(
+            o.states for o in before[place : place + 1]
+        ):
+            return  # one of several, whose network is not trained yet: discriminators often begin late
         keeps_state = any("betas" in g.options or number(g.options.get("momentum")) for g in optimizer.groups)
         if keeps_state:
             yield finding(

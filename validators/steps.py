@@ -78,17 +78,20 @@ class Steps:
     @staticmethod
     def _optimizers(subject: Subject, siblings: Sequence[CheckpointFacts], step: int) -> Iterator[Finding]:
         facts = subject.facts
-        highest = [(o, max(s)) for o in facts.state.optimizers if (s := optimizer_steps(o))]
-        if len(highest) > 1 and sum(h for _, h in highest) == step:
+        known = enumerate(facts.state.optimizers)
+        highest = [(i, o, max(s)) for i, o in known if (s := optimizer_steps(o))]
+        if len(highest) > 1 and sum(h for _, _, h in highest) == step:
             return  # trainers that count the steps of all optimizers together
-        for optimizer, count in highest:
+        for place, optimizer, count in highest:
             if count != int(count) or (
                 count in (step, step + 1) and not _contradicted(step - count, siblings)
             ):
                 continue
             behind = step - int(count)
-            offsets = [_behind(s) for s in siblings]
-            ratios = [_ratio(s) for s in siblings]
+            # Each of several optimizers is compared with itself: one may begin late, or make more steps.
+            several = len(facts.state.optimizers)
+            offsets = [_behind(s, place if len(s.state.optimizers) == several else None) for s in siblings]
+            ratios = [_ratio(s, place if len(s.state.optimizers) == several else None) for s in siblings]
             if behind == 0 or shared_offset(behind, offsets) or (step and shared_ratio(count / step, ratios)):
                 continue
             if _other_unit(facts, step, count, siblings):
@@ -167,16 +170,19 @@ def _made(facts: CheckpointFacts, place: int) -> float | None:
     return max(optimizer_steps(optimizers[place]), default=None) if place < len(optimizers) else None
 
 
-def _behind(facts: CheckpointFacts) -> int | None:
-    step = stated_step(facts)
-    counts = [max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))]
-    return step - int(max(counts)) if step is not None and counts else None
+def _behind(facts: CheckpointFacts, place: int | None = None) -> int | None:
+    """By how many steps an optimizer is behind the checkpoint; without a place, the one that made the most."""
+    step, count = stated_step(facts), _most(facts) if place is None else _made(facts, place)
+    return step - int(count) if step is not None and count is not None else None
 
 
-def _ratio(facts: CheckpointFacts) -> float | None:
-    step = stated_step(facts)
-    counts = [max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))]
-    return max(counts) / step if step and counts else None
+def _ratio(facts: CheckpointFacts, place: int | None) -> float | None:
+    step, count = stated_step(facts), _most(facts) if place is None else _made(facts, place)
+    return count / step if step and count is not None else None
+
+
+def _most(facts: CheckpointFacts) -> float | None:
+    return max((max(s) for o in facts.state.optimizers if (s := optimizer_steps(o))), default=None)
 
 
 def _other_unit(facts: CheckpointFacts, step: int, count: float, siblings: Sequence[CheckpointFacts]) -> bool:
@@ -194,8 +200,8 @@ def _other_unit(facts: CheckpointFacts, step: int, count: float, siblings: Seque
         # Alone, a whole number of steps for each of what is called an iteration or an update is all that can be known.
         named = next((c.name for c in facts.state.counters if c.unit == "step" and c.name != "name"), "")
         rounds = named.rpartition(".")[2].lower().startswith(("it", "update"))
-        # Of several networks each may make its own number of steps, beside one that goes with the counter.
-        rounds = rounds or any(_made(facts, i) == step for i in range(len(facts.state.optimizers)))
+        if any(_made(facts, i) == step for i in range(len(facts.state.optimizers))):
+            return True  # of several networks each may make its own number of steps, or begin late
         return rounds and step > 0 and count >= 2 * step and (not count % step or not count % (step + 1))
     if len(pairs) < 3 or any(abs(a - b) <= 1 for a, b in pairs):
         return False

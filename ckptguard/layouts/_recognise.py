@@ -131,6 +131,19 @@ def is_rng(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 5 and value[0] == "MT19937"
 
 
+def kind_of(tree: Any) -> str:
+    """What a whole file certainly holds, in words; empty where its form does not tell."""
+    if is_optimizer(tree):
+        return "an optimizer"
+    if is_weights(tree):
+        return "weights"
+    if is_scaler(tree):
+        return "a loss scaler"
+    if is_scheduler(tree):
+        return "a scheduler"
+    return "generator states" if is_rng(tree) else ""
+
+
 def flatten_values(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Optimizer state of one parameter, with nested quantisation state brought up a level."""
     for key, value in values.items():

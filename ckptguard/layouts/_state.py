@@ -27,6 +27,7 @@ from ckptguard.layouts._recognise import (
     is_scheduler,
     is_weights,
     items,
+    kind_of,
     module_weights,
     nested_dicts,
     scalar,
@@ -69,6 +70,8 @@ __all__ = [
     "unflatten",
 ]
 
+WANTED = {"optimizer": "an optimizer", "scheduler": "a scheduler", "rng": "generator states"}
+
 
 class Builder:
     """Collects what the files of a checkpoint hold; `build` freezes it into a State."""
@@ -108,6 +111,15 @@ class Builder:
 
     def problem(self, file: str, code: str, where: str, message: str, **more: str) -> None:
         self.problems.append((file, Problem(code, where, message, **more)))
+
+    def is_other(self, file: str, tree: Any, wanted: str) -> bool:
+        """Whether a file that should hold one component certainly holds another; then it is said what is missing."""
+        held = kind_of(tree)
+        if not held or held == WANTED[wanted]:
+            return False
+        self.components[wanted] = False
+        self.problem(file, f"missing-{wanted}", "", f"it holds {held}, where {WANTED[wanted]} should be")
+        return True
 
     def mark(self, tensor: Tensor, file: str, name: str = "") -> None:
         self.subjects[id(tensor)] = f"{file}:{name or tensor.name}"

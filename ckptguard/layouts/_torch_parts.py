@@ -34,6 +34,9 @@ NETWORK = re.compile(
 OWN_ENDINGS = (".pt", ".pth", ".ckpt", ".pth.tar", ".pt.tar", ".checkpoint")
 
 
+_PARTS = {Role.OPTIMIZER: "optimizer", Role.SCHEDULER: "scheduler", Role.RNG: "rng"}
+
+
 def role_of(name: str) -> Role:
     """The part of the training state that a file's name says it holds; OTHER where it says none."""
     stem = RANK.sub("", name.rsplit(".", 1)[0])
@@ -80,6 +83,9 @@ def interpret_parts(manifest: Manifest, files: Mapping[str, FileFacts]) -> State
         if not holds_training_state(facts.tree) and file.role is Role.BUNDLE:
             builder.attributes["no_training_state"] = True
         if manifest.attributes.get("one_file") and interpret_known(builder, facts.tree, file.name):
+            continue
+        wanted = _PARTS.get(file.role)
+        if wanted and file.rank is None and builder.is_other(file.name, facts.tree, wanted):
             continue
         if file.role is Role.EMA:
             builder.add_ema(facts.tree if isinstance(facts.tree, dict) else {}, file.name)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptguard.formats.text import as_object
 from ckptguard.layouts._base import LayoutBase, is_temporary, rest_of, series_of, step_in
-from ckptguard.layouts._hf import add_config, add_weights, weight_files
+from ckptguard.layouts._hf import SHARD, WEIGHTS, add_config, add_weights, weight_files
 from ckptguard.layouts._nested import (
     NESTED,
     add_nested,
@@ -101,6 +101,13 @@ class Accelerate(LayoutBase):
         found = []
         for name, entry in sorted(directory.files.items()):
             role = next((r for p, r in RULES if p.match(name)), None)
+            if (
+                role is None
+                and name.endswith(".safetensors")
+                and not WEIGHTS.match(name)
+                and not SHARD.match(name)
+            ):
+                role = Role.MODEL  # hooks save under names of their own: pytorch_lora_weights, learned_embeds
             if role is None:
                 continue
             rank = RANDOM.match(name) or FSDP_RANK.match(name)
@@ -144,10 +151,12 @@ def _add_file(builder: Builder, file: ManifestFile, tree: Any, listed: bool) -> 
     if file.role is Role.OPTIMIZER:
         if is_optimizer(tree):
             builder.add_optimizer(tree, file.name, rank=file.rank, sharded=file.rank is not None)
-        elif listed:
+        elif listed and not builder.is_other(file.name, tree, "optimizer"):
             builder.components["optimizer"] = True
     elif file.role is Role.SCHEDULER:
-        if isinstance(tree, dict):
+        if builder.is_other(file.name, tree, "scheduler"):
+            pass
+        elif isinstance(tree, dict):
             builder.add_scheduler(tree, file.name)
         elif listed:
             builder.components["scheduler"] = True

@@ -136,10 +136,12 @@ class HfTrainer(LayoutBase):
             tree = _tree(files, name)
             if is_optimizer(tree):
                 builder.add_optimizer(tree, name)
-            elif files.get(name) is not None:
+            elif files.get(name) is not None and not builder.is_other(name, tree, "optimizer"):
                 builder.components["optimizer"] = True
         scheduler = _tree(files, "scheduler.pt")
-        if isinstance(scheduler, dict):
+        if builder.is_other("scheduler.pt", scheduler, "scheduler"):
+            pass
+        elif isinstance(scheduler, dict):
             builder.add_scheduler(scheduler, "scheduler.pt")
         elif "scheduler.pt" in files:
             builder.components["scheduler"] = True
@@ -148,6 +150,8 @@ class HfTrainer(LayoutBase):
             builder.add_scaler(scaler, "scaler.pt")
         for file in manifest.by_role(Role.RNG):
             streams = _tree(files, file.name)
+            if builder.is_other(file.name, streams, "rng"):
+                continue
             if isinstance(streams, dict):
                 builder.add_rng({str(k): v for k, v in streams.items()}, file.name, file.rank)
             else:

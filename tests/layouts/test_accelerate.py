@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +93,42 @@ class TestContract(LayoutContract):
     @pytest.fixture
     def sample(self, runs: Path) -> Path:
         return runs / "fsdp2"
+
+
+def _loop(run: Path, begin: int = 0, lora: bool = False) -> None:
+    """Two prepared networks, of which the second is trained from step `begin` on; a save every second step."""
+    import torch
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    torch.manual_seed(1)
+    accelerator = Accelerator(cpu=True)
+    nets = [torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)]
+    made = [(n, torch.optim.AdamW(n.parameters(), lr=1e-2)) for n in nets]
+    pairs = [accelerator.prepare(*pair) for pair in made]
+    for step in range(1, 7):
+        for net, optimizer in pairs if step > begin else pairs[:1]:
+            optimizer.zero_grad()
+            accelerator.backward(net(torch.randn(4, 6)).square().mean())
+            optimizer.step()
+        if step % 2 == 0:
+            folder = run / f"checkpoint-{step}"
+            accelerator.save_state(str(folder))
+            if lora:
+                (folder / "model.safetensors").rename(folder / "pytorch_lora_weights.safetensors")
+                (folder / "model_1.safetensors").unlink()
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("options", [{"begin": 3}, {"lora": True}], ids=str)
+def test_networks_that_begin_late_and_weights_of_other_names(options: Any, tmp_path: Path) -> None:
+    """A discriminator is often trained from some step on; diffusers' LoRA scripts save their weights by a hook."""
+    from ckptguard.inspect import Options, audit
+    from ckptguard.model import Resume
+
+    pytest.importorskip("accelerate")
+    _loop(tmp_path, **options)
+    (report,) = audit(str(tmp_path), Options(grace=0.0))
+    assert not [f.message for v in report.checkpoints for f in v.findings if f.loud]
+    assert [v.resume for v in report.checkpoints] == [Resume.EXACT] * 3
