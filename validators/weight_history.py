@@ -97,12 +97,15 @@ def _explained(
     A target network or a teacher is copied now and then, and rests in between.
     """
     left = Counter(t.shape for n, (_, t) in pairs.items() if n not in stale)
-    held = Counter(
-        next((v.shape for v in s.values.values() if isinstance(v, Tensor) and v.numel > 1), None)
-        for o in facts.state.optimizers
-        for s in o.states
-    )
-    return bool(held) and None not in held and all(left[shape] >= n for shape, n in held.items())
+    states = [s for o in facts.state.optimizers for s in o.states]
+    shapes = [
+        shape
+        for s in states
+        if (
+            shape := next((v.shape for v in s.values.values() if isinstance(v, Tensor) and v.numel > 1), None)
+        )
+    ]
+    return 0 < len(states) == len(shapes) and all(left[shape] >= n for shape, n in Counter(shapes).items())
 
 
 def _equal(pair: tuple[Tensor, Tensor]) -> bool:
