@@ -80,11 +80,19 @@ def neighbours(facts: Sequence[CheckpointFacts], at: int) -> Sequence[Checkpoint
 def preflight(target: str, options: Options | None = None, progress: Progress | None = None) -> Decision:
     """Decide from where to resume, newest first, and stop as soon as that is certain. Fails closed.
 
-    Raises TargetNotFound, UsageError, StoreError.
+    Of a checkpoint that is named itself it only says whether to resume from that one. Raises TargetNotFound,
+    NothingRecognised, UsageError, StoreError.
     """
     options = options or Options(grace=0.0)
     opened, directory, manifests = open_target(target, options)
     runs = group_runs(directory, manifests)
+    if opened.only is not None:
+        # A file or directory was named that is no run: nothing of what lies beside it may be chosen in its place.
+        runs = [run for run in runs if any(m.path == opened.only for m in run.checkpoints)]
+        if not runs:
+            raise NothingRecognised(
+                f"{target} is neither a run nor a checkpoint", "name the directory that holds the checkpoints"
+            )
     if not runs:
         if has_history(opened.store):
             return Decision(
@@ -102,6 +110,8 @@ def _decide(target: str, look: Look, options: Options) -> Decision:
     pairs: list[tuple[CheckpointFacts | None, Verdict]] = []
     chosen: Verdict | None = None
     for manifest in order:
+        if look.opened.only not in (None, manifest.path):
+            continue
         facts = look.read_enough(manifest)
         if facts is None:
             continue

@@ -101,7 +101,7 @@ def preflight(
         from ckptguard.plan import plan_of
 
         if undo:
-            raise typer.Exit(_undo(run, quiet))
+            raise typer.Exit(_undo(run, json, quiet))
         options = look_options(
             depth=depth,
             grace=grace,
@@ -228,10 +228,12 @@ def _quarantine(run: str, decision, options, quiet: bool) -> None:  # type: igno
         say(f"ckptguard: {line}", quiet=quiet)
 
 
-def _undo(run: str, quiet: bool) -> int:
+def _undo(run: str, json: bool, quiet: bool) -> int:
     from ckptguard.quarantine import bring_back
 
     done = bring_back(_local(run))
     for line in done or ["nothing is in quarantine"]:
         say(f"ckptguard: {line}", quiet=quiet)
+    if json:
+        emit_json({"schema": 1, "target": run, "undone": list(done)})
     return 0

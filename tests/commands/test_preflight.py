@@ -128,3 +128,20 @@ def test_a_directory_checkpoint_moves_whole(tmp_path, command, trained):
     assert not (tmp_path / "checkpoint-20").exists()
     assert command("preflight", tmp_path, "--undo").exit_code == 0
     assert listing(tmp_path) == before
+
+
+def test_nothing_beside_what_was_named_is_chosen_in_its_place(run, command):
+    named = command("preflight", run / "ckpt_10.pt")
+    assert (named.exit_code, named.stdout) == (0, f"{run}/ckpt_10.pt\n")
+    cut(run / "ckpt_10.pt")
+    refused = command("preflight", run / "ckpt_10.pt")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    (run / "train.py").write_text("print()\n")
+    result = command("preflight", run / "train.py", "--json")
+    assert result.exit_code == 2
+    assert result.document["error"]["code"] == "nothing-recognised"
+
+
+def test_undo_has_a_document_too(run, command):
+    document = command("preflight", run, "--undo", "--json").document
+    assert document == {"schema": 1, "target": str(run), "undone": []}
