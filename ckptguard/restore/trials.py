@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ckptguard.errors import CkptguardError, OutOfMemory, RecipeError, TimedOut, UsageError
+from ckptguard.errors import CkptguardError, MissingExtra, OutOfMemory, RecipeError, TimedOut, UsageError
 from ckptguard.model import NotRun
 from ckptguard.restore.model import Difference, Fault, Limits, Order, StepNumbers, Trial
 from ckptguard.restore.processes import run
@@ -96,6 +96,8 @@ def settle(trial: Trial, exit_status: int | None, tail: str = "") -> Trial:
     if fault.kind == "internal":
         hint = f"this is a fault of ckptguard; please report its traceback:{_quoted(fault.detail)}"
         raise CkptguardError(f"the child process stumbled: {fault.message}", hint)
+    if fault.kind == "extra":
+        raise MissingExtra("torch", "torch", "restoring with a recipe")
     if fault.kind == "usage":
         raise UsageError(fault.message, fault.hint)
     if fault.kind == "recipe":

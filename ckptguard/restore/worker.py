@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import ckptguard
-from ckptguard.errors import RecipeError, UsageError
+from ckptguard.errors import MissingExtra, RecipeError, UsageError
 from ckptguard.restore import plain, recipes
 from ckptguard.restore.held import Refused, rank
 from ckptguard.restore.loading import LoadRaised, Misfit
@@ -57,7 +57,12 @@ def perform(order: Order, events: Path) -> int:
 def _trial(session: Session) -> None:
     """Find the recipe, prepare the process like the recorded one, and run the trial of its kind."""
     order = session.order
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("torch", "torch", "restoring with a recipe") from None
 
     if order.threads:
         torch.set_num_threads(order.threads)
@@ -118,6 +123,8 @@ def _fault_of(error: BaseException) -> Fault:
     if isinstance(error, RecipeError):
         # Where in our code that was noticed helps nobody.
         return Fault("recipe", error.message, error.hint)
+    if isinstance(error, MissingExtra):
+        return Fault("extra", error.message, error.hint)
     if isinstance(error, UsageError):
         return Fault("usage", error.message, error.hint)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptguard.errors import RecipeError, UsageError
+from ckptguard.errors import MissingExtra, RecipeError, UsageError
 from ckptguard.restore.request import Request
 from ckptguard.restore.validation import validate
 from tests.restore.conftest import RECIPES
@@ -131,3 +131,19 @@ def test_a_log_that_was_named_and_holds_no_step_is_refused(here, recipe, logged_
     (tmp_path / "notes.txt").write_text("nothing here\n")
     with pytest.raises(UsageError, match="no step of a training can be read from it"):
         here(logged_run / "ckpt_12.pt", recipe("plain_loop:Loop"), log=str(tmp_path / "notes.txt"))
+
+
+def test_without_torch_the_extra_is_named(recipe, logged_run, tmp_path, monkeypatch):
+    """An installation without torch, as its import system says it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            raise ModuleNotFoundError('No module named torch', name='torch')\n"
+        "sys.meta_path.insert(0, Without())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(MissingExtra, match="restoring with a recipe needs the package torch") as caught:
+        validate(Request(str(logged_run / "ckpt_12.pt"), recipe=recipe("plain_loop:Loop")))
+    assert caught.value.hint == "pip install 'ckptguard[torch]'"
