@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptguard.codes import finding
-from ckptguard.model import Evidence, Finding, OptimizerState, ParamState, Tensor
+from ckptguard.model import CheckpointFacts, Evidence, Finding, OptimizerState, ParamState, Tensor
 from ckptguard.ports import Subject
-from ckptguard.validators._base import comparable
+from ckptguard.validators._base import comparable, optimizer_steps, stated_step
 
 ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 
@@ -19,7 +19,8 @@ class LostMoments:
     Why it matters: what is absent is silently begun afresh, or ends the training with a KeyError at its first step.
     Example: items that a conversion of a sharded optimizer dropped.
     What to do: resume from the checkpoint before.
-    Blind spots: a parameter without any state in a run's first checkpoint may never have had a gradient.
+    Blind spots: a parameter without any state in a run's first checkpoint, or after the optimizer was begun anew, may never
+    have had a gradient.
     """
 
     name = "lost-moments"
@@ -29,13 +30,13 @@ class LostMoments:
     def run(self, subject: Subject) -> Iterator[Finding]:
         before = subject.previous
         sound = before if before is not None and before in comparable(subject) else None
-        then = {_place(o): o for o in sound.state.optimizers} if sound is not None else {}
+        then = _placed(sound.state.optimizers) if sound is not None else {}
         optimizers = subject.facts.state.optimizers
         kept = {key for o in optimizers for s in o.states for key in s.values}
-        for optimizer in optimizers:
+        for place, optimizer in _placed(optimizers).items():
             lost = dict(_single(optimizer))
-            twin = then.get(_place(optimizer))
-            if twin is not None and sound is not None:
+            twin = then.get(place)
+            if twin is not None and sound is not None and not _is_fresh(subject.facts, sound, optimizer):
                 lost = {**lost, **dict(_gone(optimizer, twin, kept))}
             if lost:
                 key, names = next(iter(lost.items()))
@@ -47,8 +48,19 @@ class LostMoments:
                 )
 
 
-def _place(optimizer: OptimizerState) -> tuple[str, int | None, str]:
-    return optimizer.name, optimizer.rank, optimizer.subject.rpartition("/")[2]
+def _placed(optimizers: Sequence[OptimizerState]) -> dict[tuple[str, int | None, int], OptimizerState]:
+    """Optimizers by name, rank, and place among those that have both in common: files may be named by their step."""
+    found: dict[tuple[str, int | None, int], OptimizerState] = {}
+    for optimizer in optimizers:
+        same = sum(1 for name, rank, _ in found if (name, rank) == (optimizer.name, optimizer.rank))
+        found[optimizer.name, optimizer.rank, same] = optimizer
+    return found
+
+
+def _is_fresh(now: CheckpointFacts, then: CheckpointFacts, optimizer: OptimizerState) -> bool:
+    """Whether the optimizer may have been begun anew since: then parameters without a gradient have no state again."""
+    steps, passed = optimizer_steps(optimizer), (stated_step(now) or 0) - (stated_step(then) or 0)
+    return bool(steps) and max(steps) <= passed
 
 
 def _gone(now: OptimizerState, then: OptimizerState, kept: set[str]) -> Iterator[tuple[str, str]]:
