@@ -53,7 +53,7 @@ def test_the_open_page_sees_a_save_its_damage_and_its_healing(
 
         # One that was broken when it was rotated away still says why.
         (run_folder / "step_20.pt").write_bytes(damaged)
-        page.locator(".alert.firing", has_text="crc-mismatch").wait_for(timeout=20_000)
+        page.locator(".alert.error", has_text="crc-mismatch").wait_for(timeout=20_000)
         (run_folder / "step_20.pt").unlink()
         page.goto(f"{service.url}/checkpoints/2")
         page.get_by_text("What held when it went:").wait_for(timeout=20_000)
