@@ -1,13 +1,15 @@
-"""Weights that may still be those of the checkpoint before, found out with little reading: most differ at their beginning.
+"""Whether all weights are still those of the checkpoint before, found out with little reading.
 
-`preflight` reads the newest checkpoint whole and the one before by its structure alone. That weights did not move since shows
-in the bytes of both, and is looked for here: a small window of each tensor, and more only of those that are equal there.
+`preflight` reads the newest checkpoint whole and the one before by its structure alone. Where the training moved, the first
+window of the first weight differs and that is the end of it; only where nothing does, more is read. Single weights at rest
+among moving ones are left to `audit`: two checkpoints cannot tell them from frozen layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ckptguard.errors import FormatError, StoreError, TimedOut
 from ckptguard.formats import Parsed, Source, dcp_items
@@ -21,9 +23,6 @@ CODE = "frozen-weights"
 METADATA = ".metadata"
 WINDOW = 4096
 PIECE = 4 << 20
-MOST_REQUESTS = 64
-"""Where a request costs more than bytes: of larger models it is only asked whether all weights are the old ones."""
-
 Place = tuple[str, int, int]
 """Key in the store, first byte, bytes."""
 
@@ -44,70 +43,92 @@ def unmoved_weights(subject: Subject, before: CheckpointFacts) -> list[Finding]:
 
 
 def _with_weights(store: Store, before: CheckpointFacts, now: CheckpointFacts) -> CheckpointFacts | None:
-    """The checkpoint before with facts of those weights that the other has still; None where that leaves nothing to say."""
+    """The checkpoint before with the facts of the other's weights, where all of them are the same; else None."""
     old = {strip_wrappers(name): (name, tensor) for name, tensor in before.state.model.items()}
     pairs = {
         old[key][0]: (old[key][1], tensor)
         for name, tensor in now.state.model.items()
         if (key := strip_wrappers(name)) in old and tensor.facts is not None
     }
-    costly = store.traits.request_bytes > 0 and len(pairs) > MOST_REQUESTS
-    if not store.traits.request_bytes:
-        before = _with_items(store, before)
-    alike: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (mine, theirs) in pairs.items():
-        if _equal(store, (before, mine), (now, theirs), WINDOW):
-            alike[name] = mine, theirs
-        elif costly:
+    one, two = _Places(store, before), _Places(store, now)
+    for window in (WINDOW, None):
+        if not pairs or not all(_equal(one, mine, two, theirs, window) for mine, theirs in pairs.values()):
             return None
-    states = sum(len(optimizer.states) for optimizer in now.state.optimizers)
-    if not alike or (len(alike) < len(pairs) and states != len(now.state.model)):
-        return None  # what is neither all nor known to be trained accuses nobody
-    model = dict(before.state.model)
-    for name, (mine, theirs) in alike.items():
-        if _equal(store, (before, mine), (now, theirs), None):
-            model[name] = replace(mine, facts=theirs.facts)
+    model = before.state.model | {
+        name: replace(mine, facts=theirs.facts) for name, (mine, theirs) in pairs.items()
+    }
     return replace(before, state=replace(before.state, model=model))
 
 
-def _with_items(store: Store, before: CheckpointFacts) -> CheckpointFacts:
-    """A distributed checkpoint with the places of its items, each of which is an archive with a directory of its own."""
-    index = next((f for name, f in before.files.items() if name.endswith(METADATA)), None)
-    shards = {name: f for name, f in before.files.items() if f.kind == "dcp-shard"}
-    if index is None or not shards:
-        return before
-    files = dict(before.files)
-    for name, facts in shards.items():
-        entry = before.manifest.file(name)
-        if entry is None or all(t.start is not None for t in facts.details.get("chunks", {}).values()):
-            continue
-        source = Source(store, entry.entry.key, entry.entry.size, deep=True)
+class _Places:
+    """Where the bytes of a checkpoint's tensors lie, looked up only for those that are asked for."""
+
+    def __init__(self, store: Store, facts: CheckpointFacts) -> None:
+        self.store, self.facts = store, facts
+        self._chunks: dict[str, list[tuple[str, tuple[str, object]]]] = {}
+        for file, known in facts.files.items():
+            for name, offsets in known.details.get("chunks", {}):
+                self._chunks.setdefault(name, []).append((file, (name, offsets)))
+        self._items: dict[str, Mapping[Any, Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> dict[object, Place]:
+        """By the part of the tensor; empty where its place is not known."""
+        if tensor.start is not None:
+            key = self._key(self.facts.state.subject(tensor).partition(":")[0])
+            return {(): (key, tensor.start, tensor.nbytes)} if key else {}
+        found: dict[object, Place] = {}
+        for file, part in self._chunks.get(tensor.storage or tensor.name, ()):
+            chunk, key = self._placed(file).get(part), self._key(file)
+            if chunk is None or chunk.start is None or not key:
+                return {}
+            found[() if chunk.shape == tensor.shape else part[1]] = (key, chunk.start, chunk.nbytes)
+        return found
+
+    def _placed(self, file: str) -> Mapping[Any, Tensor]:
+        """The chunks of a shard with their places: each is an archive with a directory of its own, read at need."""
+        if file not in self._items:
+            self._items[file] = self._read(file)
+        return self._items[file]
+
+    def _read(self, file: str) -> Mapping[Any, Tensor]:
+        known: Mapping[Any, Tensor] = self.facts.files[file].details.get("chunks", {})
+        index = next((f for name, f in self.facts.files.items() if name.endswith(METADATA)), None)
+        entry = self.facts.manifest.file(file)
+        if index is None or entry is None or all(t.start is not None for t in known.values()):
+            return known
+        source = Source(self.store, entry.entry.key, entry.entry.size, deep=True)
         try:
-            parsed = dcp_items.read(source, name, {index.name: Parsed(index.kind, index.tree)})
+            parsed = dcp_items.read(source, file, {index.name: Parsed(index.kind, index.tree)})
         except TimeIsUp:
             raise
         except (FormatError, StoreError):
-            continue
-        files[name] = replace(facts, details={**facts.details, "chunks": parsed.details.get("chunks", {})})
-    return replace(before, files=files)
+            return known
+        placed: Mapping[Any, Tensor] = parsed.details.get("chunks", {})
+        return placed
+
+    def _key(self, file: str) -> str | None:
+        entry = self.facts.manifest.file(file)
+        if entry is None:
+            return None
+        return (
+            entry.entry.resolved if entry.entry.kind == "link" and entry.entry.resolved else entry.entry.key
+        )
 
 
-def _equal(
-    store: Store,
-    one: tuple[CheckpointFacts, Tensor],
-    two: tuple[CheckpointFacts, Tensor],
-    window: int | None,
-) -> bool:
+def _equal(one: _Places, mine: Tensor, two: _Places, theirs: Tensor, window: int | None) -> bool:
     """Whether the bytes of two tensors are the same, each part of them up to `window`."""
-    a, b = one[1], two[1]
-    mine, theirs = dict(_places(*one)), dict(_places(*two))
-    if not mine or (a.dtype, a.shape) != (b.dtype, b.shape) or _sizes(mine) != _sizes(theirs):
+    if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
         return False
     try:
-        return all(_same_bytes(store, place, theirs[part], window) for part, place in mine.items())
+        here, there = one.of(mine), two.of(theirs)
+        return (
+            bool(here)
+            and _sizes(here) == _sizes(there)
+            and all(_same_bytes(one.store, place, there[part], window) for part, place in here.items())
+        )
     except TimeIsUp as error:
         raise TimedOut(
-            f"the time limit was reached while the weights of {two[0].path} were compared with those before",
+            f"the time limit was reached while the weights of {two.facts.path} were compared with those before",
             "give it more time (--timeout), or less to do: --depth structure",
         ) from error
     except StoreError:
@@ -126,25 +147,3 @@ def _same_bytes(store: Store, one: Place, two: Place, window: int | None) -> boo
         for at in range(0, length, PIECE)
         for n in (min(PIECE, length - at),)
     )
-
-
-def _places(facts: CheckpointFacts, tensor: Tensor) -> Iterator[tuple[object, Place]]:
-    """Where the tensor's bytes lie, by the part of it; nothing where that is not known."""
-    if tensor.start is not None:
-        file = facts.state.subject(tensor).partition(":")[0]
-        if (key := _key(facts, file)) is not None:
-            yield (), (key, tensor.start, tensor.nbytes)
-        return
-    whole = tensor.storage or tensor.name
-    for file, known in facts.files.items():
-        for (name, offsets), chunk in known.details.get("chunks", {}).items():
-            if name == whole and chunk.start is not None and (key := _key(facts, file)) is not None:
-                part = () if chunk.shape == tensor.shape else offsets
-                yield part, (key, chunk.start, chunk.nbytes)
-
-
-def _key(facts: CheckpointFacts, file: str) -> str | None:
-    entry = facts.manifest.file(file)
-    if entry is None:
-        return None
-    return entry.entry.resolved if entry.entry.kind == "link" and entry.entry.resolved else entry.entry.key

@@ -134,7 +134,7 @@ TRAINER = [
     Case("optimizer of the save after, in the first", copied("checkpoint-20/optimizer.pt", "checkpoint-10"), {"checkpoint-10": "lossy|unsafe step-mismatch lr-mismatch?"}, "checkpoint-30"),
     Case("scheduler of the save before", copied("checkpoint-20/scheduler.pt", "checkpoint-30"), {"checkpoint-30": "lossy step-mismatch lr-mismatch?"}, "checkpoint-20", safe="checkpoint-30"),
     Case("RNG of the save before", copied("checkpoint-20/rng_state.pth", "checkpoint-30"), {"checkpoint-30": "lossy rng-mismatch"}, "checkpoint-20", safe="checkpoint-30"),
-    Case("model of the save before", copied("checkpoint-20/model.safetensors", "checkpoint-30"), {"checkpoint-30": "lossy frozen-weights"}, "checkpoint-20", safe="checkpoint-30", gate="checkpoint-30"),
+    Case("model of the save before", copied("checkpoint-20/model.safetensors", "checkpoint-30"), {"checkpoint-30": "lossy frozen-weights"}, "checkpoint-20", safe="checkpoint-30"),
     Case("trainer state of the save before", copied("checkpoint-20/trainer_state.json", "checkpoint-30"), {"checkpoint-30": "lossy|unsafe step-mismatch lr-mismatch? duplicate-checkpoint? frozen-weights?"}, "checkpoint-20", run="duplicate-checkpoint?", safe="checkpoint-20|checkpoint-30"),
     Case("optimizer, scheduler and RNG of the save before", each(*(copied(f"checkpoint-20/{n}", "checkpoint-30") for n in ("optimizer.pt", "scheduler.pt", "rng_state.pth"))), {"checkpoint-30": "lossy|unsafe step-mismatch rng-mismatch? lr-mismatch?"}, "checkpoint-20", safe="checkpoint-20|checkpoint-30"),
 ]  # fmt: skip
@@ -152,7 +152,7 @@ ACCELERATE = [
     Case("optimizer of the save before", copied("checkpoints/checkpoint_1/optimizer.bin", "checkpoints/checkpoint_2"), {"checkpoint_2": "lossy|unsafe step-mismatch lr-mismatch?"}, "checkpoint_1", safe="checkpoint_1|checkpoint_2", run="duplicate-checkpoint?"),
     Case("scheduler of the save before", copied("checkpoints/checkpoint_1/scheduler.bin", "checkpoints/checkpoint_2"), {"checkpoint_2": "lossy step-mismatch lr-mismatch?"}, "checkpoint_1", safe="checkpoint_2"),
     Case("RNG of the save before: not to be seen, as nothing says that every step draws", copied("checkpoints/checkpoint_1/random_states_0.pkl", "checkpoints/checkpoint_2"), {}, "checkpoint_2"),
-    Case("model of the save before", copied("checkpoints/checkpoint_1/model.safetensors", "checkpoints/checkpoint_2"), {"checkpoint_2": "lossy frozen-weights"}, "checkpoint_1", safe="checkpoint_2", gate="checkpoint_2"),
+    Case("model of the save before", copied("checkpoints/checkpoint_1/model.safetensors", "checkpoints/checkpoint_2"), {"checkpoint_2": "lossy frozen-weights"}, "checkpoint_1", safe="checkpoint_2"),
 ]  # fmt: skip
 
 
