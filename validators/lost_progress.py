@@ -27,7 +27,7 @@ class LostProgress:
         facts, before = subject.facts, subject.previous
         if before is None or before not in comparable(subject) or is_broken(facts, [Role.TRAINER_STATE]):
             return
-        if not _has_states(facts) or not _has_states(before):
+        if not _has_states(facts) or not _has_states(before) or _lacks_files(facts):
             return
         yield from self._groups(facts, before)
         if before.manifest.by_role(Role.TRAINER_STATE) and not facts.manifest.by_role(Role.TRAINER_STATE):
@@ -50,6 +50,12 @@ class LostProgress:
                     optimizer.subject,
                     f"the moments of {len(optimizer.states)} parameters are there, the optimizer's groups with its rates and steps are not",
                 )
+
+
+def _lacks_files(facts: CheckpointFacts) -> bool:
+    """Whether files are known to be gone, so that what they held is gone with them, and told there."""
+    gone = {a.code for a in facts.manifest.absences} | {p.code for _, p in facts.state.problems}
+    return bool(gone & {"missing-file", "missing-rank"})
 
 
 def _has_states(facts: CheckpointFacts) -> bool:
