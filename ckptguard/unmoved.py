@@ -54,7 +54,7 @@ def _with_weights(store: Store, before: CheckpointFacts, now: CheckpointFacts) -
     for window in (WINDOW, None):
         if not pairs or not all(_equal(one, mine, two, theirs, window) for mine, theirs in pairs.values()):
             return None
-    model = before.state.model | {
+    model = dict(before.state.model) | {
         name: replace(mine, facts=theirs.facts) for name, (mine, theirs) in pairs.items()
     }
     return replace(before, state=replace(before.state, model=model))
