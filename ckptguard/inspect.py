@@ -102,7 +102,12 @@ def preflight(target: str, options: Options | None = None, progress: Progress | 
     with Reader(opened.store, options.jobs, progress) as reader:
         looks = [Look(opened, run, options, reader) for run in runs]
         look = max(looks, key=lambda x: max((m.step or -1 for m in x.manifests), default=-1))
-        return _decide(target, look, options)
+        decision = _decide(target, look, options)
+    others = sum(any(m.step is not None for m in x.manifests) for x in looks if x is not look)
+    if not others:
+        return decision
+    choice = f"{others + 1} runs lie under {target}: the answer is of the one that came furthest; name a run to ask about it"
+    return replace(decision, reasons=(*decision.reasons, choice))
 
 
 def _decide(target: str, look: Look, options: Options) -> Decision:

@@ -142,6 +142,16 @@ def test_nothing_beside_what_was_named_is_chosen_in_its_place(run, command):
     assert result.document["error"]["code"] == "nothing-recognised"
 
 
+def test_of_several_runs_it_says_that_it_answers_for_one(run, command):
+    import shutil
+
+    other = Path(shutil.copytree(run, run.parent / "older"))
+    (other / "ckpt_30.pt").unlink()
+    result = command("preflight", run.parent)
+    assert (result.exit_code, result.stdout) == (0, f"{run}/ckpt_30.pt\n")
+    assert "2 runs lie under" in result.stderr
+
+
 def test_undo_has_a_document_too(run, command):
     document = command("preflight", run, "--undo", "--json").document
     assert document == {"schema": 1, "target": str(run), "undone": []}
