@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 BUCKET = "s3://bench"
-RANGES = (8, 32)  # MiB: what clients ask for at once, and what an audit does
+RANGES = (8, 64)  # MiB: what clients ask for at once, and what an audit does
 BUFFER = 1 << 20
 READERS = 4
 REPEATS = 3

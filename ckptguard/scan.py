@@ -52,7 +52,8 @@ class Extent:
 class Plan:
     """What is wanted of a file. Extents, spans and gaps are each sorted by start; extents do not overlap.
 
-    `block_size` asks for the digests of the file's blocks; it must divide SEGMENT. 0: not wanted.
+    `block_size` asks for the digests of the file's blocks; it must divide SEGMENT. 0: not wanted. `joined`: how many
+    SEGMENTs make one stretch, where beginning to read costs more than having few stretches.
     """
 
     size: int
@@ -60,12 +61,13 @@ class Plan:
     spans: tuple[Span, ...] = ()
     gaps: tuple[tuple[int, int], ...] = ()
     block_size: int = 0
+    joined: int = 1
 
     def segments(self) -> Iterator[tuple[int, int]]:
         """Stretches that can be read independently."""
         at = 0
         while at < self.size:
-            end = min(self.size, at + SEGMENT)
+            end = min(self.size, at + self.joined * SEGMENT)
             if not self.block_size and end < self.size:
                 end = self._cut(at, end, self.size)
             yield at, end

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,12 +136,12 @@ def test_any_cut_gives_the_same(plan: scan.Plan, random: Any, data: st.DataObjec
     alike(scan.join(plan, parts), want)
 
 
-@given(plans())
-def test_segments_cover_the_file_once(plan: scan.Plan) -> None:
-    segments = list(plan.segments())
+@given(plans(), st.integers(1, 3))
+def test_segments_cover_the_file_once(plan: scan.Plan, joined: int) -> None:
+    segments = list(replace(plan, joined=joined).segments())
     assert segments[0][0] == 0 and segments[-1][1] == plan.size
     assert all(a[1] == b[0] for a, b in pairwise(segments))
-    assert all(0 < end - begin <= SEGMENT + PIECE for begin, end in segments)
+    assert all(0 < end - begin <= joined * SEGMENT + PIECE for begin, end in segments)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
