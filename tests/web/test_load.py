@@ -190,7 +190,10 @@ def test_an_hour_of_a_hundred_runs_in_minutes_leaves_memory_flat(
         # Its own objects do not grow; the page caches of the database connections fill up, and then do not either.
         assert end < warm * 1.15
         said = [(a["key"], a["state"]) for a in process.sent()]
-        assert len(said) == len(set(said)) == 2 * 5 * (ROUNDS + 1), "each was said once, and its end"
+        assert len(said) == len(set(said)), "each was said once, and its end"
+        # A run's first save has none before it: where that was damaged, no safe one was left.
+        alone = [key for key, _ in said if key.endswith(":no-safe-checkpoint")]
+        assert (len(alone), len(said) - len(alone)) == (2 * 5, 2 * 5 * (ROUNDS + 1))
 
 
 def save(run: Path, whole: dict[int, bytes], turn: int) -> None:
