@@ -50,11 +50,6 @@ def bring(copier: Copier, key: str, to: str, name: str, overwrite: bool) -> Arri
     return Arrived(name, copied.entry, copied.crc64nvme, copied.proven_by, copied.sent)
 
 
-def source_key(entry: Entry) -> str:
-    """Links are copied as what they lead to."""
-    return entry.resolved if entry.kind == "link" and entry.resolved else entry.key
-
-
 def enough_space(folder: Path, needed: int) -> None:
     """Raise Refused where less is free than is needed, with a margin for what others write meanwhile."""
     here = next(p for p in (folder, *folder.parents) if p.exists())

@@ -14,6 +14,7 @@ from ckptguard import scan
 from ckptguard.digest import blocks_digest
 from ckptguard.errors import FormatError, KeyNotFound, ShortRead, StoreError
 from ckptguard.formats import LATE_READERS, READERS, Parsed, Source, decode
+from ckptguard.formats._base import SMALL
 from ckptguard.model import Evidence, FileFacts, Manifest, ManifestFile, Problem, Tensor, TensorFacts
 from ckptguard.ports import Store
 from ckptguard.values import itemsize
@@ -114,8 +115,7 @@ class Reader:
             return Problem(
                 "empty-file", "", "0 bytes: the save was interrupted, or the disk lost power before it wrote"
             )
-        key = file.entry.resolved if file.entry.kind == "link" and file.entry.resolved else file.entry.key
-        source = Source(store, key, file.entry.size, deep=depth >= Evidence.CONTENT)
+        source = Source(store, file.entry.source, file.entry.size, deep=depth >= Evidence.CONTENT)
         try:
             if file.format in LATE_READERS:
                 return _counted(LATE_READERS[file.format](source, file.name, known), source)
@@ -158,7 +158,7 @@ class Reader:
         plan = plan_scan(parsed, file.entry.size, wanted.blocks.get(file.name, 0))
         if store.traits.request_bytes and plan.size >= LARGE:
             plan = replace(plan, joined=2)  # still enough for every thread, and half the requests
-        key = file.entry.resolved if file.entry.kind == "link" and file.entry.resolved else file.entry.key
+        key = file.entry.source
 
         def segment(begin: int, end: int) -> scan.Part | Problem:
             try:
@@ -310,7 +310,7 @@ def plan_scan(parsed: Parsed | Problem, size: int, block_size: int) -> scan.Plan
                 start,
                 tensor.nbytes,
                 dtype,
-                keep=tensor.value is None and tensor.nbytes <= scan.SMALL_VALUES,
+                keep=tensor.value is None and tensor.nbytes <= SMALL,
                 bare=bare,
             )
         )

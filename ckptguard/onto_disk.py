@@ -15,7 +15,6 @@ from ckptguard.arriving import (
     alone,
     bring,
     enough_space,
-    source_key,
 )
 from ckptguard.errors import KeyNotFound, Refused
 from ckptguard.model import Manifest, ManifestFile
@@ -67,7 +66,7 @@ def _stage(
         def fetch(file: ManifestFile) -> Arrived:
             # What an earlier copy left there is ours, and may be of an earlier save.
             to = f"{INCOMING}/{file.entry.key}"
-            arrived = bring(copier, source_key(file.entry), to, file.name, overwrite=True)
+            arrived = bring(copier, file.entry.source, to, file.name, overwrite=True)
             if progress:
                 progress(file.name, file.entry.size)
             return arrived
@@ -124,7 +123,7 @@ def _compare_in_place(source: Store, manifest: Manifest, destination: Store) -> 
         arrived = []
         for file in manifest.files:
             try:
-                same = copier.same(source_key(file.entry), file.entry.key)
+                same = copier.same(file.entry.source, file.entry.key)
             except KeyNotFound:
                 same = False
             if not same:

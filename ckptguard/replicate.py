@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ckptguard import units
-from ckptguard.arriving import FILES_AT_ONCE, Arrived, Progress, bring, source_key
+from ckptguard.arriving import FILES_AT_ONCE, Arrived, Progress, bring
 from ckptguard.errors import FormatError, KeyNotFound, Refused, StoreError
 from ckptguard.layouts._base import build_directory, locate, step_in
 from ckptguard.model import Entry, Manifest, ManifestFile, Pointer, Role
@@ -81,7 +81,7 @@ def _file_by_file(
     with Copier(source, destination) as copier, ThreadPoolExecutor(FILES_AT_ONCE) as pool:
 
         def fetch(file: ManifestFile) -> Arrived:
-            arrived = bring(copier, source_key(file.entry), file.entry.key, file.name, overwrite)
+            arrived = bring(copier, file.entry.source, file.entry.key, file.name, overwrite)
             if progress:
                 progress(file.name, file.entry.size)
             return arrived

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import xxhash
 
 from ckptguard.digest import PIECE, crc32, crc32_join, facts_from, join_pieces, piece_digest
-from ckptguard.formats._base import SMALL, Span
+from ckptguard.formats._base import Span
 from ckptguard.model import TensorFacts
 from ckptguard.ports import Fill
 from ckptguard.values import Values, values_of, zero_pages
@@ -277,6 +277,3 @@ def join(plan: Plan, parts: Iterable[Part]) -> Scanned:
 def scan(fill: Fill, plan: Plan) -> Scanned:
     """The whole pass in one thread; `fill` gives the file's bytes in order."""
     return join(plan, [scan_segment(fill, plan, begin, end) for begin, end in plan.segments()])
-
-
-SMALL_VALUES = SMALL

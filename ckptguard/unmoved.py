@@ -96,7 +96,7 @@ class _Places:
         entry = self.facts.manifest.file(file)
         if index is None or entry is None or all(t.start is not None for t in known.values()):
             return known
-        source = Source(self.store, entry.entry.key, entry.entry.size, deep=True)
+        source = Source(self.store, entry.entry.source, entry.entry.size, deep=True)
         try:
             parsed = dcp_items.read(source, file, {index.name: Parsed(index.kind, index.tree)})
         except TimeIsUp:
@@ -108,11 +108,7 @@ class _Places:
 
     def _key(self, file: str) -> str | None:
         entry = self.facts.manifest.file(file)
-        if entry is None:
-            return None
-        return (
-            entry.entry.resolved if entry.entry.kind == "link" and entry.entry.resolved else entry.entry.key
-        )
+        return None if entry is None else entry.entry.source
 
 
 def _equal(one: _Places, mine: Tensor, two: _Places, theirs: Tensor, window: int | None) -> bool:

@@ -28,6 +28,11 @@ class Entry:
         return self.key.rpartition("/")[2]
 
     @property
+    def source(self) -> str:
+        """The key under which its bytes lie: for a link inside the store, where it leads."""
+        return self.resolved if self.kind == "link" and self.resolved else self.key
+
+    @property
     def identity(self) -> tuple[int, float, str | None]:
         """What changes when the bytes are replaced: size, time, entity tag."""
         return (self.size, self.modified, self.etag)
